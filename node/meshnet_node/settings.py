@@ -1,0 +1,88 @@
+"""The one place that reads the environment: a frozen settings object per process, built in `__main__`.
+
+Names are the contract between operator and node: field `kv_ttl_seconds` is MESHNET_KV_TTL_SECONDS. A bad value is a
+`ConfigError` that names the variable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from pydantic import Field, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from meshnet_node.errors import ConfigError
+
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+
+
+class NodeSettings(BaseSettings):
+    """What head and shard share."""
+
+    model_config = SettingsConfigDict(env_prefix="MESHNET_", frozen=True, extra="ignore", protected_namespaces=())
+
+    model: str = Field(description="folder with config.json and safetensors, a GGUF file, or a Hugging Face hub id")
+    revision: str | None = Field(default=None, description="commit, tag or branch of a hub id")
+    trust_remote_code: bool = False
+    stateless: bool = Field(default=False, description="hold no session state: each step runs the whole sequence")
+    host: str = "0.0.0.0"
+    port: int = Field(default=8000, ge=0, le=65535)
+    token_file: Path | None = Field(default=None, description="the shard token, shared by heads and shards; one a line")
+    pod_uid: str = Field(default="", description="uid of this process's pod; one is made where it is empty")
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+
+
+class ShardSettings(NodeSettings):
+    """A shard: layers [start_layer, end_layer] of the model, both inclusive; end_layer None = the last."""
+
+    port: int = Field(default=8100, ge=0, le=65535)
+    start_layer: int = Field(default=0, ge=0)
+    end_layer: int | None = Field(default=None, ge=0)
+    dtype: Dtype = "auto"
+    device: str = Field(default="auto", description="auto, cpu, cuda, cuda:1 ...")
+    threads: int = Field(default=0, ge=0, description="compute threads on a CPU; 0 = all cores")
+    kv_ttl_seconds: float = Field(default=600, gt=0, description="life of a parked session")
+    kv_max_sessions: int = Field(default=8, ge=1, description="active and parked sessions together")
+    kv_max_bytes: int | None = Field(default=None, gt=0, description="bytes of session state; default: a share of memory")
+    max_context: int | None = Field(default=None, gt=0, description="positions a session may hold; default: the model's")
+    chunk: int = Field(default=128, ge=1, description="positions of a prompt computed between two decode batches")
+    lease_seconds: float = Field(default=15, gt=0)
+    drain_seconds: float = Field(default=30, ge=0)
+    determinism: Literal["fast"] = "fast"
+    cache_dir: Path = Field(default=Path("~/.cache/meshnet"), description="converted GGUF files")
+
+
+class HeadSettings(NodeSettings):
+    """A head: the API, the tokenizer and the drive of the shards."""
+
+    served_name: str | None = None
+    max_context: int | None = Field(default=None, gt=0)
+    routes: str = Field(description="path of the route table's file, or configmap://namespace/name")
+    api_keys_file: Path | None = Field(default=None, description="accepted bearer keys, one a line; absent = open")
+    hold_seconds: float = Field(default=120, ge=0, description="how long a stream is held while no shard can go on")
+    queue_seconds: float = Field(default=10, ge=0, description="how long a request may wait for a free session")
+    replay_bytes: int = Field(default=2 * 1024**3, ge=0, description="budget of the boundary logs of all generations")
+    chunk: int = Field(default=128, ge=1)
+    max_body_bytes: int = Field(default=8 * 1024**2, gt=0)
+    heartbeat_seconds: float = Field(default=0.25, gt=0)
+    silent_seconds: float = Field(default=2.0, gt=0, description="no pong for so long: the link is silent")
+    reader_seconds: float = Field(default=60, gt=0, description="a client that takes nothing for so long is given up")
+    drain_seconds: float = Field(default=600, ge=0)
+    keepalive_seconds: float = Field(default=10, gt=0)
+
+
+S = TypeVar("S", bound=NodeSettings)
+
+
+def load(kind: type[S], overrides: Mapping[str, Any]) -> S:
+    """Settings from the environment, with the command line's values on top (None = not given).
+
+    Raises ConfigError that names each variable which is missing or wrong.
+    """
+    try:
+        return kind(**{name: value for name, value in overrides.items() if value is not None})
+    except ValidationError as error:
+        faults = (f"MESHNET_{'_'.join(map(str, e['loc'])).upper()}: {e['msg']}" for e in error.errors(include_input=False))
+        raise ConfigError("; ".join(faults)) from None
