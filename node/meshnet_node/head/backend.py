@@ -21,7 +21,7 @@ from meshnet_node.wire.frames import Sampling, Score
 class GenerationRequest:
     """One generation.
 
-    prompt: token ids, at least one. max_new_tokens: at least 1 and already clamped to the context. sampling: its seed is
+    prompt: token ids, at least one. max_new_tokens: at least 1, already clamped to the context. sampling: its seed is
     already minted and gen_start = len(prompt). stop_ids: each ends the generation, and is yielded as its last token;
     empty with ignore_eos. min_tokens: stop ids are banned until so many tokens came. prompt_scores: a score is wanted
     for each prompt position. key: fingerprint of the API key, so that state is reused only within a key.
