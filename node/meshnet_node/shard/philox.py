@@ -1,6 +1,6 @@
 """Philox4x32-10, the counter-based generator that makes a token a pure function of its position.
 
-Source: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3" (SC 2011), with the Random123 constants.
+Source: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3" (SC 2011); constants of Random123.
 `frames.SAMPLER_VERSION` names this function; a change of anything here is another version. No state, no torch.
 """
 
@@ -28,8 +28,8 @@ def philox4x32(counter: Words4, key: tuple[int, int]) -> Words4:
 def uniform(seed: int, choice: int, position: int) -> float:
     """u in [0, 1): the top 24 bits of the first word, exact in float32.
 
-    key = the 64 bits of `seed`, low word first; counter = (position, choice, 0, 0). `position` is the one that the token
-    to be chosen will have.
+    key = the 64 bits of `seed`, low word first; counter = (position, choice, 0, 0). `position` is the one that the
+    token to be chosen will have.
     """
     key = (seed & _MASK, (seed >> 32) & _MASK)
     first = philox4x32((position & _MASK, choice & _MASK, 0, 0), key)[0]

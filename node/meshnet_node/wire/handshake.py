@@ -2,10 +2,10 @@
 
 head -> Hello(instance, nonce); shard -> Challenge(instance, nonce, proof); head -> Proof; shard -> Welcome(info).
 A proof is HMAC-SHA256 under the token over the wire version, the prover's role, both instance ids and both nonces, each
-part with its length in front: a proof can't be replayed on another connection, for another pod, or for the other role.
+part with its length in front: a proof can't be replayed on another connection, for another pod or for the other role.
 
-Invariants: comparison takes constant time; the first token of a file proves, any of them is accepted, so that tokens can
-be changed without a gap (add the new one last everywhere, then put it first, then drop the old). Where no token is
+Invariants: comparison takes constant time; the first token of a file proves, any of them is accepted, so that tokens
+can be changed without a gap (add the new one last everywhere, then put it first, then drop the old). Where no token is
 configured the key is empty: the frames stay the same and whoever reaches the port is trusted.
 """
 
@@ -35,8 +35,8 @@ CLOSE_LOADING = 4503
 class TokenFile:
     """The shard tokens of a file, one a line; `path` None = no token is configured.
 
-    Raises ConfigError where the file can't be read or holds no token. `reload` is for a proof that was refused: it keeps
-    what was known when the new content is unusable.
+    Raises ConfigError where the file can't be read or holds no token. `reload` is for a proof that was refused: it
+    keeps what was known when the new content is unusable.
     """
 
     def __init__(self, path: Path | None) -> None:
