@@ -35,6 +35,7 @@ class Mesh:
 
     def __init__(self, settings: HeadSettings, max_context: int, registry: CollectorRegistry) -> None:
         self.max_context = max_context
+        self.draining = False
         self.instance = secrets.token_hex(16)
         link_settings = LinkSettings(
             self.instance, TokenFile(settings.token_file), settings.heartbeat_seconds, settings.silent_seconds
@@ -71,11 +72,11 @@ class Mesh:
 
     def ready(self) -> bool:
         """A complete chain of shards can take a new request."""
-        return plan(self.context.endpoints.all.values()) is not None
+        return not self.draining and plan(self.context.endpoints.all.values()) is not None
 
     def table_seen(self) -> bool:
-        """A route table was read."""
-        return self.context.endpoints.table is not None
+        """A route table was read, and this head is not going away."""
+        return not self.draining and self.context.endpoints.table is not None
 
     def fingerprint(self) -> str:
         """Weights, dtype, cut and software in 12 hex digits; "" while no path is known."""

@@ -116,8 +116,8 @@ class Recovery:
         self._generation.set_path(repath.stages)
 
     def leave_draining(self) -> None:
-        """Leave an endpoint that is being taken down, once another one is ready; staggered, so that not all move at
-        once.""" for hop in self._generation.hops:
+        """Leave an endpoint that is being taken down, once another is ready; staggered, not all at once."""
+        for hop in self._generation.hops:
             if not hop.endpoint.leaving or not hop.synced:
                 continue
             now = time.monotonic()
