@@ -62,7 +62,10 @@ class Admission:
 
     async def _try(self, generation: MeshGeneration) -> ApiError | None:
         """Open every hop in path order, or none; the reason why not."""
-        stages = plan(self._context.endpoints.all.values())
+        if generation.adoption is not None and not generation.adoption.parked.alive:
+            generation.adoption = None
+        adoption = generation.adoption
+        stages = list(adoption.parked.stages) if adoption else plan(self._context.endpoints.all.values())
         if stages is None:
             return ApiError(
                 "no complete path of shards is ready", status=503, type="server_error", code="not_ready", retry_after=5
@@ -70,16 +73,18 @@ class Admission:
         generation.set_path(stages)
         try:
             async with asyncio.timeout(OPEN_SECONDS):
+                haves = []
                 for hop in generation.hops:
                     attempt, frame = generation.open_frame(hop, recovery=False)
-                    hop.filled = await hop.open(hop.endpoint, attempt, frame)
+                    haves.append(await hop.open(hop.endpoint, attempt, frame))
         except OverCapacity as refusal:
-            generation.set_path([])
+            generation.roll_back()
             return overloaded(f"the mesh is full: {refusal.message}")
         except (WireError, LinkLost, TimeoutError) as fault:
-            generation.set_path([])
+            generation.roll_back()
             return overloaded(f"a shard could not be opened: {fault}")
         except asyncio.CancelledError:
-            generation.set_path([])
+            generation.roll_back()
             raise
+        generation.opened(haves)
         return None

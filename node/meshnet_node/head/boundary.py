@@ -50,6 +50,10 @@ class BoundaryLog:
         self.end = start + n
         self._budget.check()
 
+    def begin_at(self, position: int) -> None:
+        """The producer starts with `position` positions that it computed for an earlier generation: a dropped log."""
+        self.base = self.end = position
+
     def rows(self, start: int, stop: int) -> tuple[list[TensorSpec], list[bytes]]:
         """Specs and bytes of the positions [start, stop), which must be held."""
         specs, parts = [], []

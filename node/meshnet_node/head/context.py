@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from meshnet_node.head.boundary import ReplayBudget
+from meshnet_node.head.conversations import Conversations
 from meshnet_node.head.endpoints import Endpoints
 from meshnet_node.head.telemetry import MeshTelemetry
 from meshnet_node.settings import HeadSettings
@@ -22,4 +23,5 @@ class MeshContext:
     endpoints: Endpoints
     budget: ReplayBudget
     telemetry: MeshTelemetry
+    conversations: Conversations = field(default_factory=Conversations)
     running: set[MeshGeneration] = field(default_factory=set)

@@ -22,6 +22,7 @@ from meshnet_node.errors import ApiError, LinkLost, WireError
 from meshnet_node.head.backend import GeneratedToken, GenerationRequest
 from meshnet_node.head.boundary import BoundaryLog
 from meshnet_node.head.context import MeshContext
+from meshnet_node.head.conversations import Adoption, Parked
 from meshnet_node.head.hop import Hop
 from meshnet_node.head.path import Stage
 from meshnet_node.head.pulse import Pulse
@@ -36,7 +37,10 @@ REPLAY_CHUNKS = 4
 class MeshGeneration:
     """Implements backend.Generation. Made by mesh.Mesh.start, which opens the hops before anyone iterates."""
 
-    def __init__(self, request: GenerationRequest, context: MeshContext, *, stateless: bool) -> None:
+    def __init__(
+        self, request: GenerationRequest, context: MeshContext, *, stateless: bool, adoption: Adoption | None = None
+    ) -> None:
+        self.adoption = adoption
         self.request = request
         self.context = context
         self.stateless = stateless
@@ -82,7 +86,7 @@ class MeshGeneration:
         attempt = next(self._attempts)
         if self.stateless:
             return attempt, None
-        return attempt, Open(
+        frame = Open(
             session=self.session,
             attempt=attempt,
             start_layer=hop.stage.start_layer,
@@ -90,6 +94,24 @@ class MeshGeneration:
             recovery=recovery,
             hops=len(self.hops),
         )
+        if self.adoption is not None and not recovery:
+            frame.source, frame.at, frame.take = self.adoption.parked.session, self.adoption.at, self.adoption.take
+        return attempt, frame
+
+    def opened(self, haves: list[int]) -> None:
+        """All hops are open and hold so many positions (of an adopted conversation); logs begin where their hops do."""
+        for hop, have in zip(self.hops, haves, strict=True):
+            hop.filled = hop.reached = min(have, len(self.request.prompt) - 1)
+            if not hop.is_last:
+                self.logs[hop.stage.end_layer + 1].begin_at(hop.filled)
+        self.cached_tokens = min(hop.filled for hop in self.hops)
+
+    def roll_back(self) -> None:
+        """Not all hops could be opened: give back those that were, and an adopted state to its parked session."""
+        for hop in self.hops:
+            hop.release(keep=self.adoption is not None and self.adoption.take == "adopt")
+        self.hops = []
+        self.set_path([])
 
     def produced(self, hop: Hop) -> int:
         """Positions whose output by this hop is kept here: what lies beyond must be computed (again)."""
@@ -117,14 +139,31 @@ class MeshGeneration:
         if self._closed:
             return
         self._closed = True
+        whole = all(hop.synced for hop in self.hops)
         if self._task is not None and not self._task.done():
             self._task.cancel()
             await asyncio.wait({self._task})
-        for hop in self.hops:
-            hop.release(keep=False)
+        self._leave(keep and whole and bool(self.hops) and not self.stateless)
         for log in self.logs.values():
             log.release()
         self.context.running.discard(self)
+
+    def _leave(self, keep: bool) -> None:
+        """Park what a finished answer leaves for the next turn, or what an unfinished one had adopted; free the rest."""
+        at = None if self._finished else self.adoption.at if self.adoption is not None else 0
+        keep = keep and at != 0
+        held = min((hop.filled for hop in self.hops), default=0) if at is None else at
+        parked = Parked(
+            self.session,
+            self.request.key,
+            tuple(self.tokens[:held]),
+            tuple(hop.stage for hop in self.hops),
+            tuple(hop.link.info.instance if hop.link is not None else "" for hop in self.hops),
+        )
+        for hop in self.hops:
+            hop.release(keep=keep, at=held)
+        if keep:
+            self.context.conversations.put(parked)
 
     async def _next(self) -> GeneratedToken:
         if self._task is None:

@@ -112,9 +112,13 @@ class Hop:
         self.synced = False
         self.fault = fault
 
-    def release(self, *, keep: bool) -> None:
-        """Leave: every shard that was asked to open the session ends it, also one that never answered."""
+    def release(self, *, keep: bool, at: int | None = None) -> None:
+        """Leave: every shard that was asked to open the session ends it, also one that never answered.
+
+        keep: the shard where the hop is parks it, cut to `at` positions.
+        """
         self.endpoint.users -= 1
         for endpoint, attempt in self.opened_at.items():
-            endpoint.close_session(Close(self.session, attempt, keep=keep))
+            stays = keep and endpoint is self.endpoint
+            endpoint.close_session(Close(self.session, attempt, keep=stays, at=at if stays else None))
         self.opened_at.clear()

@@ -59,13 +59,18 @@ class Mesh:
                 f"{len(request.prompt) + request.max_new_tokens} tokens.",
                 code="context_length_exceeded",
             )
-        generation = MeshGeneration(request, self.context, stateless=self._stateless())
+        stateless = self._stateless()
+        reuse = not (stateless or request.prompt_scores)
+        adoption = self.context.conversations.take(request.key, request.prompt) if reuse else None
+        generation = MeshGeneration(request, self.context, stateless=stateless, adoption=adoption)
         try:
             await self._admission.admit(generation)
             self.context.running.add(generation)
             await generation.begin()
         except BaseException:
             # Also a cancelled start (the client left while it waited) leaves nothing open at any shard.
+            if adoption is not None and not generation.hops:
+                self.context.conversations.put(adoption.parked)
             await generation.aclose()
             raise
         return generation
@@ -97,6 +102,7 @@ class Mesh:
             "table": {"uid": table.uid, "epoch": table.epoch} if table else None,
             "ready": self.ready(),
             "sessions": {"running": len(self.context.running), "waiting": self._admission.waiting},
+            "conversations": len(self.context.conversations),
             "replay_bytes": self.context.budget.nbytes,
             "shards": [_describe(endpoint) for endpoint in self.context.endpoints.all.values()],
             "recoveries": list(self.context.telemetry.recent),
