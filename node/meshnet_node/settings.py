@@ -69,6 +69,7 @@ class HeadSettings(NodeSettings):
     queue_seconds: float = Field(default=10, ge=0, description="how long a request may wait for a free session")
     replay_bytes: int = Field(default=2 * 1024**3, ge=0, description="budget of the boundary logs of all generations")
     chunk: int = Field(default=128, ge=1)
+    max_requests: int = Field(default=256, ge=1, description="requests that a head works on at once, queued ones included")
     max_body_bytes: int = Field(default=8 * 1024**2, gt=0)
     heartbeat_seconds: float = Field(default=0.25, gt=0)
     silent_seconds: float = Field(default=2.0, gt=0, description="no pong for so long: the link is silent")

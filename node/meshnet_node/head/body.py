@@ -25,7 +25,7 @@ M = TypeVar("M", bound=BaseModel)
 
 
 async def read_body(request: Request, limit: int) -> bytes:
-    """The whole body. Raises ApiError 413 beyond `limit` bytes, 408 when nothing comes for CHUNK_SECONDS, ClientGone."""
+    """The whole body. Raises ClientGone, ApiError 413 beyond `limit` bytes and 408 when nothing more comes in time."""
     chunks: list[bytes] = []
     size = 0
     stream = request.stream()

@@ -6,7 +6,7 @@ A handler is not cancelled when its client leaves, so the work is raced against 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from starlette.types import Receive
@@ -20,10 +20,10 @@ class ClientGone(MeshnetError):
     """The client closed the connection before it had its answer."""
 
 
-async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T], undo: Callable[[T], Awaitable[None]]) -> T:
+async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     """The result of `work`; when the client leaves first, work is cancelled and awaited, and ClientGone raised.
 
-    undo: called with the result if work was done in the moment in which the client left.
+    Work may have ended in the very moment in which the client left: who owns what it made must close it either way.
     """
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(until_gone(receive))
@@ -36,8 +36,6 @@ async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T], undo: Call
         if not task.done():
             task.cancel()
         await asyncio.wait({task, gone})
-    if not task.cancelled() and task.exception() is None:
-        await undo(task.result())
     raise ClientGone
 
 

@@ -6,9 +6,13 @@ empty string, list or object) are never refused.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from meshnet_node.errors import ApiError
+from meshnet_node.logs import events
+
+_log = events(__name__)
 
 _NOT_YET = "is not supported"
 
@@ -40,12 +44,16 @@ _REFUSED = frozenset(_HARMLESS) | {
 _MUST_NOT_BE_FALSE = ("skip_special_tokens", "add_generation_prompt")
 
 
-def refuse_unsupported(body: dict[str, Any]) -> None:
-    """Raises ApiError 400 with the field's name for the first field that can't be honoured."""
+def refuse_unsupported(body: dict[str, Any], also: frozenset[str] = frozenset()) -> None:
+    """Raises ApiError 400 with the field's name for the first field that can't be honoured.
+
+    also: names that this route does not honour, though another does.
+    """
+    refused = _REFUSED | also
     for name, value in body.items():
         if name in _MUST_NOT_BE_FALSE and value is False:
             raise ApiError(f"{name}: false {_NOT_YET}", param=name, code="unsupported_parameter")
-        if name in _REFUSED and value and not _harmless(name, value):
+        if name in refused and value and not _harmless(name, value):
             raise ApiError(f"{name}: this value {_NOT_YET}", param=name, code="unsupported_parameter")
 
 
@@ -54,3 +62,18 @@ def _harmless(name: str, value: Any) -> bool:
     if name in ("n", "best_of"):
         return isinstance(value, bool) or not isinstance(value, int) or value < 1 or value == 1
     return any(type(value) is type(allowed) and value == allowed for allowed in _HARMLESS.get(name, ()))
+
+
+class UnknownFields:
+    """Logs the name of each ignored field once; clients choose the names, so their number is bounded."""
+
+    def __init__(self, limit: int = 100) -> None:
+        self._seen: set[str] = set()
+        self._limit = limit
+
+    def note(self, names: Iterable[str]) -> None:
+        """These fields were ignored."""
+        for name in names:
+            if name not in self._seen and len(self._seen) < self._limit and len(name) <= 64:
+                self._seen.add(name)
+                _log.info("field_ignored", field=name)

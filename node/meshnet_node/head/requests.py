@@ -69,13 +69,18 @@ class GenerationFields(Body):
 
     @field_validator("stop", mode="after")
     @classmethod
-    def _stops(cls, value: str | list[str]) -> list[str]:
+    def _stop_limits(cls, value: str | list[str]) -> list[str]:
         stops = [value] if isinstance(value, str) else value
         if len(stops) > MAX_STOPS:
             raise ValueError(f"at most {MAX_STOPS} stop strings are allowed")
         if any(not 0 < len(stop) <= MAX_STOP_CHARACTERS for stop in stops):
             raise ValueError(f"a stop string needs 1 to {MAX_STOP_CHARACTERS} characters")
         return stops
+
+    @property
+    def stops(self) -> list[str]:
+        """The stop strings as a list."""
+        return [self.stop] if isinstance(self.stop, str) else self.stop
 
     @field_validator("logit_bias", mode="after")
     @classmethod

@@ -21,7 +21,9 @@ class Vocabulary:
     def __init__(self, tokenizer: Tokenizer, description: dict[str, Any]) -> None:
         """`description`: the parsed tokenizer.json, which says how tokens are written."""
         self._tokenizer = tokenizer
-        self._added = {id_: token.content for id_, token in tokenizer.get_added_tokens_decoder().items()}
+        added = tokenizer.get_added_tokens_decoder()
+        self._added = {id_: token.content for id_, token in added.items()}
+        self._special = frozenset(id_ for id_, token in added.items() if token.special)
         kinds = _kinds(description.get("decoder"))
         self._byte_level = "ByteLevel" in kinds
         self._fallback = "ByteFallback" in kinds
@@ -40,6 +42,10 @@ class Vocabulary:
         if self._fallback and (match := _BYTE_TOKEN.fullmatch(written)):
             return bytes([int(match[1], 16)])
         return (written.replace(_SPACE, " ") if self._metaspace else written).encode()
+
+    def is_special(self, token: int) -> bool:
+        """Special tokens have no place in an answer's text."""
+        return token in self._special
 
     def token_text(self, token: int) -> str:
         """The token as text, with U+FFFD for parts of characters."""
