@@ -219,9 +219,10 @@ def wait_for(condition: Callable[[], bool], seconds: float, what: str) -> None:
 
 @dataclass
 class Answer:
-    """What a streaming client saw: pieces of text with their arrival times (monotonic seconds), and how it ended."""
+    """What a streaming client saw: token ids and text with arrival times (monotonic seconds), and how it ended."""
 
     pieces: list[str] = field(default_factory=list)
+    ids: list[int] = field(default_factory=list)
     times: list[float] = field(default_factory=list)
     comments: int = 0
     finish: str | None = None
@@ -242,13 +243,13 @@ def stream(
     url: str,
     prompt: Sequence[int],
     tokens: int,
-    on_piece: Callable[[int], None] = lambda _: None,
+    on_token: Callable[[int], None] = lambda _: None,
     seconds: float = 300,
     **fields: Any,
 ) -> Answer:
-    """Stream POST /v1/completions over token ids, greedy and without an end token; on_piece(k) after the k-th piece."""
+    """Stream POST /v1/completions over token ids, greedy and without an end token; on_token(k) after the k-th token."""
     body = {"model": model_name(url), "prompt": list(prompt), "max_tokens": tokens, "temperature": 0, "stream": True}
-    body |= {"ignore_eos": True, **fields}
+    body |= {"ignore_eos": True, "return_token_ids": True, **fields}
     answer = Answer()
     with httpx2.stream("POST", f"{url}/v1/completions", json=body, timeout=seconds) as response:
         answer.status = response.status_code
@@ -256,11 +257,11 @@ def stream(
             answer.error = json.loads(response.read())["error"]
             return answer
         for line in response.iter_lines():
-            _take(answer, line, on_piece)
+            _take(answer, line, on_token)
     return answer
 
 
-def _take(answer: Answer, line: str, on_piece: Callable[[int], None]) -> None:
+def _take(answer: Answer, line: str, on_token: Callable[[int], None]) -> None:
     if line.startswith(":"):
         answer.comments += 1
     elif line == "data: [DONE]":
@@ -271,10 +272,11 @@ def _take(answer: Answer, line: str, on_piece: Callable[[int], None]) -> None:
             answer.error = event["error"]
             return
         for choice in event["choices"]:
-            if choice["text"]:
-                answer.pieces.append(choice["text"])
+            answer.pieces.append(choice["text"])
+            if choice.get("token_ids"):
+                answer.ids.extend(choice["token_ids"])
                 answer.times.append(time.monotonic())
-                on_piece(len(answer.pieces))
+                on_token(len(answer.ids))
             answer.finish = choice["finish_reason"] or answer.finish
 
 
@@ -283,7 +285,7 @@ def model_name(url: str) -> str:
     return found
 
 
-def running(fleet: Fleet) -> Iterator[Fleet]:
+def kept_running(fleet: Fleet) -> Iterator[Fleet]:
     """For fixtures: hand out, and stop at the end whatever happened."""
     try:
         yield fleet

@@ -1,9 +1,8 @@
-"""Which parked session a prompt goes on from: per key, adopted when it is continued, copied when only a start is shared."""
+"""Which parked session a prompt goes on from: per key; adopted when continued, copied when only a start is shared."""
 
 from __future__ import annotations
 
 import pytest
-
 from meshnet_node.head.conversations import Conversations, Parked, shared_length
 
 CHAT_A = tuple(range(200))

@@ -148,8 +148,17 @@ class MeshGeneration:
             log.release()
         self.context.running.discard(self)
 
+    def describe(self) -> dict[str, object]:
+        """Its entry in GET /mesh."""
+        hops = [
+            {"layers": [hop.stage.start_layer, hop.stage.end_layer], "endpoint": hop.endpoint.uid, "filled": hop.filled}
+            for hop in self.hops
+        ]
+        prompt = len(self.request.prompt)
+        return {"session": self.session, "prompt": prompt, "generated": len(self.tokens) - prompt, "hops": hops}
+
     def _leave(self, keep: bool) -> None:
-        """Park what a finished answer leaves for the next turn, or what an unfinished one had adopted; free the rest."""
+        """Park what a finished answer leaves for the next turn, or what an unfinished one had adopted; free all else."""
         at = None if self._finished else self.adoption.at if self.adoption is not None else 0
         keep = keep and at != 0
         held = min((hop.filled for hop in self.hops), default=0) if at is None else at

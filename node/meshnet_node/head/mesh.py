@@ -101,7 +101,11 @@ class Mesh:
             "instance": self.instance,
             "table": {"uid": table.uid, "epoch": table.epoch} if table else None,
             "ready": self.ready(),
-            "sessions": {"running": len(self.context.running), "waiting": self._admission.waiting},
+            "sessions": {
+                "running": len(self.context.running),
+                "waiting": self._admission.waiting,
+                "list": [generation.describe() for generation in self.context.running],
+            },
             "conversations": len(self.context.conversations),
             "replay_bytes": self.context.budget.nbytes,
             "shards": [_describe(endpoint) for endpoint in self.context.endpoints.all.values()],
