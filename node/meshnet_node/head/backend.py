@@ -62,7 +62,8 @@ class Generation(Protocol):
     async def aclose(self, *, keep: bool = True) -> None:
         """End it at every shard that was reached. Idempotent, safe at any moment, also while another task iterates.
 
-        keep: park the state for the conversation's next turn; else free it.
+        keep: the answer is whole, park its state for the conversation's next turn; else free it (what was adopted from
+        an earlier turn is parked again).
         """
 
 

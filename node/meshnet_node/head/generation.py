@@ -139,11 +139,11 @@ class MeshGeneration:
         if self._closed:
             return
         self._closed = True
-        whole = all(hop.synced for hop in self.hops)
         if self._task is not None and not self._task.done():
             self._task.cancel()
             await asyncio.wait({self._task})
-        self._leave(keep and whole and bool(self.hops) and not self.stateless)
+        if self.hops:
+            self._leave(keep and all(hop.synced for hop in self.hops))
         for log in self.logs.values():
             log.release()
         self.context.running.discard(self)
@@ -158,10 +158,12 @@ class MeshGeneration:
         return {"session": self.session, "prompt": prompt, "generated": len(self.tokens) - prompt, "hops": hops}
 
     def _leave(self, keep: bool) -> None:
-        """Park what a finished answer leaves for the next turn, or what an unfinished one had adopted; free all else."""
-        at = None if self._finished else self.adoption.at if self.adoption is not None else 0
-        keep = keep and at != 0
-        held = min((hop.filled for hop in self.hops), default=0) if at is None else at
+        """Park what a whole answer leaves for the next turn, or what a broken one had adopted; free all else."""
+        held = min(hop.filled for hop in self.hops)
+        if not keep and self.adoption is not None and self.adoption.take == "adopt":
+            held = min(held, self.adoption.at)
+            keep = held > 0
+        keep = keep and not self.stateless
         parked = Parked(
             self.session,
             self.request.key,
