@@ -65,7 +65,7 @@ class ChoiceRun:
                 scores = piece.scores if piece.end is None else (*piece.scores, piece.end)
                 logprobs = self.legacy.entries(scores) if self.legacy is not None and scores else None
                 ids = tuple(score.id for score in scores)
-                if piece.text or logprobs or piece.finish or self.with_ids and ids:
+                if piece.text or logprobs or piece.finish or (self.with_ids and ids):
                     yield Part(piece.text, logprobs, piece.finish, ids)
 
 
