@@ -2,34 +2,42 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
-
-from meshnet_scripted import Script, ScriptedBackend
-from meshnet_serving import Reply, raw_request, serving
-from openai import AsyncOpenAI
 
 from meshnet_node.head.api import Api
 from meshnet_node.head.app import create_app
 from meshnet_node.settings import HeadSettings
 from meshnet_node.text.text_model import TextModel
+from meshnet_scripted import Script, ScriptedBackend
+from meshnet_serving import Reply, raw_request, serving
+from openai import AsyncOpenAI
 
 MODEL = "smollm2"
 CHAT = "/v1/chat/completions"
 
 
-@dataclass(frozen=True)
+@dataclass
 class Head:
     """A served app with its backend and clients."""
 
     backend: ScriptedBackend
     api: Api
     port: int
-    client: AsyncOpenAI
+    stack: AsyncExitStack
+
+    @cached_property
+    def client(self) -> AsyncOpenAI:
+        """The real client library."""
+        client = AsyncOpenAI(base_url=f"http://127.0.0.1:{self.port}/v1", api_key="none", max_retries=0, timeout=20)
+        self.stack.push_async_callback(client.close)
+        return client
 
     async def post(self, path: str, body: object, headers: dict[str, str] | None = None) -> Reply:
         """A raw request; `body` is sent as it is when it is bytes, else as JSON."""
@@ -42,6 +50,18 @@ class Head:
     async def chat(self, **fields: Any) -> Reply:
         """A raw chat request with usual defaults."""
         return await self.post(CHAT, {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}], **fields})
+
+    async def is_idle(self, seconds: float = 2.0) -> None:
+        """Fails unless every generation is closed, once, and no request is inside, within a moment."""
+        deadline = asyncio.get_running_loop().time() + seconds
+        while self.backend.open or self.api.gate.inside or self.api.closer.pending:
+            assert asyncio.get_running_loop().time() < deadline, (self.backend, self.api.gate.inside)
+            await asyncio.sleep(0.01)
+
+    async def post_chat_with_id(self, request_id: str) -> Reply:
+        """A chat request with an X-Request-Id of the client's."""
+        body = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}]}
+        return await self.post(CHAT, body, {"x-request-id": request_id})
 
 
 class Heads:
@@ -72,6 +92,4 @@ class Heads:
         )
         app = create_app(head_settings, text or self.text, backend)
         port = await self._stack.enter_async_context(serving(app))
-        client = AsyncOpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0, timeout=20)
-        self._stack.push_async_callback(client.close)
-        return Head(backend, app.state.api, port, client)
+        return Head(backend, app.state.api, port, self._stack)

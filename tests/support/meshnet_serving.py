@@ -21,16 +21,19 @@ async def serving(app: FastAPI) -> AsyncIterator[int]:
     listener.bind(("127.0.0.1", 0))
     config = uvicorn.Config(app, log_config=None, access_log=False, ws="none", lifespan="off")
     server = uvicorn.Server(config)
-    running = asyncio.ensure_future(server._serve([listener]))
-    while not server.started:
-        await asyncio.sleep(0.005)
+    # Without the main loop, which only ticks and watches for signals, and without the pauses of its shutdown.
+    config.load()
+    server.lifespan = config.lifespan_class(config)
+    await server.startup([listener])
     try:
         yield listener.getsockname()[1]
     finally:
-        server.should_exit = True
-        server.force_exit = True
-        await running
+        for connection in list(server.server_state.connections):
+            connection.shutdown()
+        for listening in server.servers:
+            listening.close()
         listener.close()
+        await asyncio.sleep(0)
 
 
 @dataclass(frozen=True)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from meshnet_node.text.detokenizer import CAP, Detokenizer
 from meshnet_tokenizers import byte_fallback, byte_ids, byte_level, byte_written
 from tokenizers import Tokenizer, decoders, models
-
-from meshnet_node.text.detokenizer import CAP, Detokenizer
 
 TEXTS = [
     pytest.param("你是谁？我是一个助手。", id="chinese (vllm 931)"),
@@ -75,7 +75,7 @@ def test_broken_bytes_are_given_up_after_a_few_tokens() -> None:
     found = [detokenizer.decode(id_) for id_ in byte_ids(tokenizer, b"a" + b"\x80" * 12)]
     waits = [index for index, piece in enumerate(found) if piece]
     assert found[0] == "a"
-    assert all(b - a <= CAP for a, b in zip(waits, waits[1:], strict=False))
+    assert all(b - a <= CAP for a, b in itertools.pairwise(waits))
     assert len("".join(found)) >= 12 - CAP
 
 

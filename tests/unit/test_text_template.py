@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
-
 from meshnet_node.text.template import ChatTemplate, TemplateRefused
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 SYSTEM = {"role": "system", "content": "Be brief & <kind>."}
 USER = {"role": "user", "content": "  Hi \"there\" 'you' é 你好 \n"}
@@ -55,14 +54,17 @@ CHATML = """{% for message in messages %}
 {{ '<|im_start|>system\\nYou help.<|im_end|>\\n' }}
   {% endif %}
 {{ '<|im_start|>' ~ message.role ~ '\\n' }}
-{%- if message.reasoning_content is defined and not loop.last %}<think>{{ message.reasoning_content }}</think>{% endif %}
+{%- if message.reasoning_content is defined and not loop.last %}
+{{- '<think>' + message.reasoning_content + '</think>' }}{% endif %}
 {% if message.role == 'assistant' %}{% generation %}{{ message.content }}{% endgeneration %}{% else %}
 {{- message.content }}{% endif %}
 {{ '<|im_end|>\\n' }}
 {% endfor %}
-{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% if enable_thinking is defined and not enable_thinking %}
+{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}
+{%- if enable_thinking is defined and not enable_thinking %}
 {{- '<think>\\n\\n</think>\\n' }}{% endif %}{% endif %}"""
-GEMMA = """{{ bos_token }}{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}
+GEMMA = """{{ bos_token }}
+{%- if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}
 {%- for message in messages %}
 {%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}
 {{- raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}{% endif %}
