@@ -46,10 +46,10 @@ LIMIT = 2**27
 class ShardServer:
     """A shard and where it listens."""
 
-    def __init__(self, settings: ShardSettings, load: Loader = RangeRunner.load) -> None:
+    def __init__(self, settings: ShardSettings, load: Loader = RangeRunner.load, port: int = 0) -> None:
         self.app: FastAPI = create_app(settings, load)
         self.server: Server | None = None
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener = socket.create_server(("127.0.0.1", port))
         self.port: int = self._listener.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         self._started = threading.Event()
@@ -70,6 +70,28 @@ class ShardServer:
         self.server.exit()
         self._thread.join(30)
         assert not self._thread.is_alive()
+
+    def crash(self) -> None:
+        """Reset every connection and end, as a killed process does."""
+        server = self.server
+        assert server is not None
+
+        async def reset() -> None:
+            for listening in server.servers:
+                listening.close()
+            for connection in list(server.server_state.connections):
+                connection.transport.abort()
+            server.force_exit = True
+            server.exit()
+
+        self.call(reset())
+        self._thread.join(30)
+        assert not self._thread.is_alive()
+
+    def block(self, until: threading.Event) -> None:
+        """Let the server's loop do nothing until the event is set, as a stopped process does."""
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(until.wait)
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the server's own loop."""

@@ -166,8 +166,8 @@ async def _info(request: Request) -> Response:
     return Response(describe(_shard(request), request.headers), media_type="application/json")
 
 
-async def _delete(request: Request, session: str) -> Response:
-    await close_session(_shard(request), request.headers, session)
+async def _delete(request: Request) -> Response:
+    await close_session(_shard(request), request.headers, request.path_params["session"])
     return Response(status_code=204)
 
 
