@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,6 +21,13 @@ from openai import AsyncOpenAI
 
 MODEL = "smollm2"
 CHAT = "/v1/chat/completions"
+
+
+async def until(true: Callable[[], bool], seconds: float = 5.0) -> None:
+    """Fails unless it becomes true in time."""
+    async with asyncio.timeout(seconds):
+        while not true():  # noqa: ASYNC110 - what is waited for has no event
+            await asyncio.sleep(0.005)
 
 
 @dataclass
@@ -53,10 +60,7 @@ class Head:
 
     async def is_idle(self, seconds: float = 2.0) -> None:
         """Fails unless every generation is closed, once, and no request is inside, within a moment."""
-        deadline = asyncio.get_running_loop().time() + seconds
-        while self.backend.open or self.api.gate.inside or self.api.closer.pending:
-            assert asyncio.get_running_loop().time() < deadline, (self.backend, self.api.gate.inside)
-            await asyncio.sleep(0.01)
+        await until(lambda: not (self.backend.open or self.api.gate.inside or self.api.closer.pending), seconds)
 
     async def post_chat_with_id(self, request_id: str) -> Reply:
         """A chat request with an X-Request-Id of the client's."""
