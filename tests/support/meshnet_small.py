@@ -32,11 +32,15 @@ Cut = Sequence[tuple[int, int]]
 
 
 class SmallShard:
-    """One shard that can be crashed, frozen and started again at its address. `uid` is one per start."""
+    """One shard that can be crashed, frozen and started again at its address.
+
+    uid: one per start. advertised: the port that the table names, another one where a proxy stands in between.
+    """
 
     def __init__(self, model: Path, start: int, end: int, **options: Any) -> None:
         self.layers = (start, end)
         self.port = free_port()
+        self.advertised = self.port
         self.uid = ""
         self.server: ShardServer | None = None
         self._options = {
@@ -133,7 +137,7 @@ class SmallMesh:
                     "endpoints": [
                         {
                             "uid": shard.uid,
-                            "address": f"127.0.0.1:{shard.port}",
+                            "address": f"127.0.0.1:{shard.advertised}",
                             "state": (states or {}).get(shard.uid, "ready"),
                         }
                         for shard in members

@@ -283,7 +283,7 @@ class MeshGeneration:
         progress = stop > hop.reached
         hop.advance(stop - start)
         if log is not None:
-            self.context.budget.consumed(log, hop.filled)
+            log.consumed_to(hop.filled)
         if progress:
             self.accepted.set()
             self.recovery.progressed(new_token=sampling is not None)
