@@ -6,6 +6,7 @@ No two prompts of a bench are the same: a mesh that still held the state of an e
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import gcd
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -49,9 +50,11 @@ def prompt_maker(tokenizer_file: Path) -> Callable[[int, int], list[int]]:
         raise ConfigError(f"--model: {tokenizer_file} is needed to make prompts")
     tokenizer = Tokenizer.from_file(str(tokenizer_file))
     ids: list[int] = tokenizer.encode(PROSE.strip(), add_special_tokens=False).ids
+    # Without a common divisor with the length, the beginnings repeat only after all of them were used.
+    stride = next(step for step in range(STRIDE, STRIDE + len(ids) + 1) if gcd(step, len(ids)) == 1)
 
     def make(length: int, number: int) -> list[int]:
-        first = (number * STRIDE) % len(ids)
+        first = (number * stride) % len(ids)
         around = ids[first:] + ids * (length // len(ids) + 1)
         return around[:length]
 

@@ -29,12 +29,13 @@ Result = dict[str, Any]
 
 @dataclass
 class Bench:
-    """folder: a scratch folder. say: where progress goes (not the result)."""
+    """folder: a scratch folder. say: where progress goes (not the result). shards: the cut of its meshes."""
 
     model: LocalModel
     dtype: str
     folder: Path
     say: Callable[[str], None]
+    shards: int = SHARDS
     numbers: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
@@ -62,10 +63,10 @@ class Bench:
     async def mesh(
         self, name: str, *, replicas: int = 1, environment: Mapping[str, str] | None = None
     ) -> AsyncIterator[LocalMesh]:
-        """A mesh of two shards (times replicas) whose processes are all ready, and gone afterwards."""
+        """A mesh of `shards` ranges (times replicas) whose processes are all ready, and gone afterwards."""
         plan = Plan(
             model=self.model.source,
-            ranges=split(self.model.num_layers, min(SHARDS, self.model.num_layers)),
+            ranges=split(self.model.num_layers, min(self.shards, self.model.num_layers)),
             replicas=replicas,
             port=free_port(),
             dtype=self.dtype,
