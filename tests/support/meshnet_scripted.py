@@ -95,8 +95,7 @@ class ScriptedGeneration:
                 raise backend.error
             if backend.pause_at == index:
                 await backend.go.wait()
-            if backend.delay:
-                await asyncio.sleep(backend.delay)
+            await asyncio.sleep(backend.delay)  # even without a delay, others get their turn, as with a real mesh
             id_ = ids[index % len(ids)]
             backend.said += 1
             stop = id_ in request.stop_ids and index >= request.min_tokens

@@ -18,6 +18,8 @@ from fastapi import FastAPI
 async def serving(app: FastAPI) -> AsyncIterator[int]:
     """The port on which the app is served."""
     listener = socket.socket()
+    # Small, so that a client that does not read is felt soon.
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16384)
     listener.bind(("127.0.0.1", 0))
     config = uvicorn.Config(app, log_config=None, access_log=False, ws="none", lifespan="off")
     server = uvicorn.Server(config)
