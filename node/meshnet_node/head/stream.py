@@ -143,7 +143,7 @@ class EventStream(Response):
                     return
                 await asyncio.sleep(min(wait, self._keepalive / 10))
             elif (wait := self._last + self._keepalive - now) > 0:
-                await asyncio.sleep(wait)
+                await asyncio.sleep(min(wait, self._reader_seconds / 4))
             else:
                 try:
                     async with asyncio.timeout(self._reader_seconds):
