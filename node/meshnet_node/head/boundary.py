@@ -19,7 +19,7 @@ from meshnet_node.wire.frames import TensorSpec
 class BoundaryLog:
     """Rows [base, end) of one boundary; `base` 0 means complete. Tensors have the positions as their second axis.
 
-    consumed: the position that the next hop has reached, kept up by `consumed_to`: rows from there on are never dropped.
+    consumed: the position that the next hop has reached (`consumed_to`); rows from there on are never dropped.
     """
 
     def __init__(self, budget: ReplayBudget) -> None:
