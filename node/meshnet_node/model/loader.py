@@ -23,7 +23,7 @@ from meshnet_node.model.packed import Packer
 from meshnet_node.model.pieces import Piece, place, plan_pieces
 from meshnet_node.model.ranges import layer_range, wanted_names
 from meshnet_node.model.source import ModelFiles
-from meshnet_node.model.tensorfiles import StoredTensor, copy_into
+from meshnet_node.model.tensorfiles import StoredTensor, copy_into, scratch
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 Progress = Callable[[int, int], None]
@@ -64,9 +64,12 @@ def load_range(
     done = 0
     progress(0, total)
     for name in sorted(targets, key=lambda name: -targets[name].nbytes):
-        _put(model, name, _read(pieces[name], stored, targets[name], device))
-        done += targets[name].nbytes
-        packer(name, done)
+        like = targets[name]
+        done += like.nbytes
+        if packer.wants(name, like, done):
+            packer.pack(name, _read(pieces[name], stored, scratch(like.shape, like.dtype)))
+        else:
+            _put(model, name, _read(pieces[name], stored, torch.empty_like(like, device=device)))
         if name in layout.tied.values():
             model.tie_weights()
             packer.head(embedding, layers.is_first)
@@ -117,10 +120,8 @@ def _set_dtypes(model: Any, targets: dict[str, torch.Tensor], wanted: torch.dtyp
                 targets[name] = tensor.to(dtype)
 
 
-def _read(
-    pieces: list[Piece], stored: dict[str, StoredTensor], like: torch.Tensor, device: torch.device
-) -> torch.Tensor:
-    target = torch.empty(like.shape, dtype=like.dtype, device=device)
+def _read(pieces: list[Piece], stored: dict[str, StoredTensor], target: torch.Tensor) -> torch.Tensor:
+    """`target`, filled."""
     counts: dict[int, int] = {}
     for piece in pieces:
         source = piece.merge.source if piece.merge else 0

@@ -1,7 +1,8 @@
 """Linear layers in oneDNN's own weight layout: faster on a CPU, and the same bits for a row in any batch of rows.
 
-Measured in docs/performance.md: about twice as fast for all sizes where the CPU has AVX-512; elsewhere a call costs
-more than it saves for small weights and single rows, so that only large weights are packed there.
+Measured on two kinds of CPU: about twice as fast for all sizes with AVX-512. With AVX2 alone a call costs some 20 us
+more than it saves for small weights and single rows, and a quarter less for eight rows: only large weights are packed
+there.
 
 A layer is packed as soon as its weight was read, and the weight is dropped: packing all at the end would hold the
 range twice. A weight is left as it is where packing it would raise the peak, where something else still needs it (an
@@ -22,12 +23,12 @@ DTYPES = (torch.float32, torch.bfloat16)
 
 
 class PackedLinear(nn.Module):
-    """Takes the place of an nn.Linear. Its bias is found where the linear's was."""
+    """Takes the place of an nn.Linear with that weight. Its bias is found where the linear's was."""
 
-    def __init__(self, linear: nn.Linear) -> None:
+    def __init__(self, linear: nn.Linear, weight: torch.Tensor) -> None:
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
-        self.packed = _pack(linear.weight.data)
+        self.packed = _pack(weight)
         self.bias = linear.bias
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -46,15 +47,18 @@ class Packer:
         self._able = device.type == "cpu" and _is_able(dtype)
         self._least = 0 if torch.backends.cpu.get_cpu_capability().startswith("AVX512") else SMALL
 
-    def __call__(self, name: str, done: int) -> None:
-        """The tensor `name` was just read, `done` bytes in all."""
+    def wants(self, name: str, tensor: torch.Tensor, done: int) -> bool:
+        """Whether the tensor of that name is to be packed, when `done` bytes are there including its own."""
         owner_name, _, leaf = name.rpartition(".")
-        if not self._able or leaf != "weight" or name in self._kept:
-            return
-        owner = self._model.get_submodule(owner_name)
+        if not self._able or leaf != "weight" or name in self._kept or tensor.dtype not in DTYPES:
+            return False
         # Subclasses may do more than a linear layer does.
-        if type(owner) is nn.Linear and owner.weight.dtype in DTYPES and self._fits(owner.weight.nbytes, done):
-            replace(self._model, owner_name, PackedLinear(owner))
+        return type(self._model.get_submodule(owner_name)) is nn.Linear and self._fits(tensor.nbytes, done)
+
+    def pack(self, name: str, weight: torch.Tensor) -> None:
+        """Put the packed layer in the place of the one whose weight this is."""
+        owner_name = name.rpartition(".")[0]
+        replace(self._model, owner_name, PackedLinear(self._model.get_submodule(owner_name), weight))
 
     def head(self, embedding: nn.Module, first: bool) -> None:
         """Pack a head that is tied to an embedding which nothing else uses here, and drop the embedding."""
@@ -63,7 +67,7 @@ class Packer:
             return
         if self._fits(head.weight.nbytes, head.weight.nbytes):
             name = next(name for name, module in self._model.named_modules() if module is head)
-            replace(self._model, name, PackedLinear(head))
+            replace(self._model, name, PackedLinear(head, head.weight.data))
             embedding.weight = nn.Parameter(head.weight.to("meta"), requires_grad=False)
 
     def _fits(self, size: int, done: int) -> bool:
