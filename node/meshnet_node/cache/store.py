@@ -192,7 +192,7 @@ class Store(Generic[S]):
             self._grow(source, request.max_positions)
         except (OverCapacity, TooLarge):
             self.free(source, "bytes")
-            return self._allocate(request, owner)
+            return self._allocate(request, owner, count=False)
         donor = source.id
         self._ledger.rename(source, request.session)
         source.begin_attempt(request.attempt)
@@ -211,15 +211,16 @@ class Store(Generic[S]):
             raise Stale(f"attempt {request.attempt} was given up, {entry.attempt} is current")
         if entry.start_layer != request.start_layer:
             self.free(entry, "replaced")
-            return self._allocate(request, owner)
+            return self._allocate(request, owner, count=False)
         self._grow(entry, request.max_positions)
         if request.attempt > entry.attempt:
             entry.begin_attempt(request.attempt)
         return entry
 
-    def _allocate(self, request: Open, owner: str) -> Session[S]:
-        """An empty session, after making room for it."""
-        state = self._ledger.allocate(request.max_positions, request.start_layer, count=not request.recovery)
+    def _allocate(self, request: Open, owner: str, *, count: bool = True) -> Session[S]:
+        """An empty session, after making room for it; `count` False where it takes the place of another."""
+        counted = count and not request.recovery
+        state = self._ledger.allocate(request.max_positions, request.start_layer, count=counted)
         return self._put(request, owner, state)
 
     def _put(self, request: Open, owner: str, state: S | None) -> Session[S]:
