@@ -93,7 +93,8 @@ class SmallShard:
 
         def read(shard: Any) -> tuple[int, int]:
             store = shard.loaded.engine.store
-            store.check()
+            if not store.active:
+                store.check()
             parked = len(store) - store.active
             return store.active, 0 if parked else store.bytes_held
 
@@ -108,6 +109,7 @@ class SmallMesh:
     folder: Path
     layouts: dict[str, list[SmallShard]] = field(default_factory=dict)
     epoch: int = 0
+    cached: int = 0
     mesh: Mesh = field(init=False)
 
     @property
@@ -169,9 +171,13 @@ class SmallMesh:
         prompt: Sequence[int],
         tokens: int,
         on_token: Callable[[int], Any] = lambda _: None,
+        keep: bool = False,
         **sampling: Any,
     ) -> list[Score]:
-        """One generation to its end; on_token(k) after the k-th token, awaited where it returns an awaitable."""
+        """One generation to its end; on_token(k) after the k-th token, awaited where it returns an awaitable.
+
+        keep: park its state. `cached` then says how many prompt positions the last generation did not compute.
+        """
         request = GenerationRequest(
             prompt=tuple(prompt),
             max_new_tokens=tokens,
@@ -187,7 +193,8 @@ class SmallMesh:
                 if waiting is not None:
                     await waiting
         finally:
-            await generation.aclose(keep=False)
+            self.cached = generation.cached_tokens
+            await generation.aclose(keep=keep)
         return scores
 
     async def idle(self) -> None:

@@ -54,8 +54,10 @@ class Generation(Protocol):
     log-probability (nothing comes before it). cached_tokens: prompt positions that no hop had to compute.
     """
 
-    prompt_scores: list[Score]
     cached_tokens: int
+
+    @property
+    def prompt_scores(self) -> list[Score]: ...
 
     def __aiter__(self) -> AsyncIterator[GeneratedToken]: ...
 
