@@ -91,9 +91,9 @@ def test_a_shard_that_hangs_is_killed_and_replaced(up: Up, undisturbed: Answer) 
 
 @pytest.mark.timeout(300)
 def test_ctrl_c_leaves_no_process_behind_even_while_it_answers(tiny: Path, tmp_path: Path) -> None:
-    with running(tmp_path, "--model", str(tiny), "--shards", "2", "--dtype", "float32") as up:
+    with running(tmp_path, "--model", str(tiny), "--shards", "1", "--dtype", "float32") as up:
         pids = up.pids()
-        assert len(pids) == 3
+        assert len(pids) == 2
         body = {"model": "tiny", "prompt": PROMPT, "max_tokens": 1500, "ignore_eos": True, "stream": True}
         with httpx2.stream("POST", f"{up.url}/v1/completions", json=body, timeout=30) as response:
             next(response.iter_lines())

@@ -65,9 +65,10 @@ async def run(bench: Bench, sizes: Sizes = Sizes()) -> Result:
             arguments, environment = mesh.shards[0].arguments, mesh.shards[0].environment
         bench.say("the same processes without weights")
         await asyncio.to_thread(_write_twin, bench)
-        for number, shard in enumerate(shards):
-            twin = _twin(bench, number, arguments, environment, shard.layers)
-            shard.base_peak = await _peak_alone(client, twin)
+        twins = [_twin(bench, number, arguments, environment, shard.layers) for number, shard in enumerate(shards)]
+        bases = await asyncio.gather(*(_peak_alone(client, twin) for twin in twins))
+    for shard, base in zip(shards, bases, strict=True):
+        shard.base_peak = base
     bench.say("one process with the whole model and generate")
     whole = await _whole(bench, sizes)
     return result(sizes, shards, whole)

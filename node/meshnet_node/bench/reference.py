@@ -63,6 +63,7 @@ class Reference:
 
 def write_twin(folder: Path, layers: int, dtype: str) -> Path:
     """A llama of so many tiny layers with random weights: a shard that serves it holds nearly no weights."""
+    logging.disable_progress_bar()
     config = AutoConfig.for_model(
         "llama",
         vocab_size=128,
