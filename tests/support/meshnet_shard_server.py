@@ -106,6 +106,18 @@ class ShardServer:
 
         return self.call(read())
 
+    def check_idle(self) -> None:
+        """Nothing runs, nothing is active, and the accounts are right."""
+
+        def check(shard: Shard) -> None:
+            engine = shard.loaded.engine
+            assert engine.idle
+            assert engine.store.active == 0
+            engine.store.check()
+
+        self.look(check)
+        assert "meshnet_shard_integrity_failures_total 0.0" in httpx2.get(f"{self.url}/metrics").text
+
     def wait_ready(self) -> None:
         for _ in range(600):
             if httpx2.get(f"{self.url}/readyz").status_code == 200:
