@@ -15,13 +15,14 @@ from typing import Any
 import httpx2
 import pytest
 import torch
+from meshnet_logstate import FakeClock
 from meshnet_node.errors import ConfigError, Loading, MeshnetError, RangeError, Unauthorized
 from meshnet_node.settings import ShardSettings
 from meshnet_node.shard.app import serve
 from meshnet_node.shard.process import Progress
 from meshnet_node.shard.runner import RangeRunner, Work
 from meshnet_node.wire.content import pack_tokens
-from meshnet_node.wire.frames import Close, Error, Open, Opened
+from meshnet_node.wire.frames import Close, Error, Forward, Open, Opened
 from meshnet_node.wire.link import ShardLink
 from meshnet_node.wire.link import dial as dial_link
 from meshnet_shard_server import dial, make_row, shard_server
@@ -175,6 +176,62 @@ async def test_a_running_batch_shows_in_the_heartbeat_and_never_delays_it(model:
         await head.close(Close("slow", 1))
         await head.socket.close()
         await watcher.socket.close()
+
+
+async def test_a_hung_batch_fails_the_health_check(model: Path) -> None:
+    load, clock = Faulty(), FakeClock()
+    with shard_server(model, load, clock) as server:
+        await asyncio.to_thread(server.wait_ready)
+        head = await dial(server)
+        await head.open("hung")
+        started, go = threading.Event(), threading.Event()
+
+        def stall(_: list[Work]) -> None:
+            started.set()
+            assert go.wait(30)
+
+        load.fault = stall
+        running = asyncio.create_task(head.row(make_row("hung", prompt(10, 1), 0, 10)))
+        assert await asyncio.to_thread(started.wait, 30)
+        clock.now += 59
+        assert httpx2.get(f"{server.url}/healthz").status_code == 200
+        clock.now += 2
+        assert httpx2.get(f"{server.url}/healthz").status_code == 503
+        load.fault = None
+        go.set()
+        assert (await running).error is None
+        assert httpx2.get(f"{server.url}/healthz").status_code == 200
+        await head.close(Close("hung", 1))
+        await head.socket.close()
+
+
+async def test_queued_rows_of_a_head_that_is_gone_revive_nothing(model: Path) -> None:
+    load, clock = Faulty(), FakeClock()
+    with shard_server(model, load, clock) as server:
+        await asyncio.to_thread(server.wait_ready)
+        head, other = await dial(server), await dial(server, "head-2")
+        await head.open("gone")
+        started, go = threading.Event(), threading.Event()
+
+        def stall(_: list[Work]) -> None:
+            started.set()
+            assert go.wait(30)
+
+        load.fault = stall
+        ids = prompt(40, 1)
+        await head.send(Forward([make_row("gone", ids, 0, 10), make_row("gone", ids, 10, 30, 1)]))
+        assert await asyncio.to_thread(started.wait, 30)
+        await head.socket.close()
+        clock.now += 20
+        await asyncio.sleep(0.4)
+        load.fault = None
+        go.set()
+        await asyncio.sleep(0.3)
+        pong = await other.ping()
+        assert (pong.active, pong.queue, pong.sessions) == (0, 0, 1)
+        assert server.look(lambda shard: [entry.filled for entry in shard.loaded.engine.store.sessions()]) == [10]
+        await other.socket.close()
+        server.check_idle()
 
 
 async def test_draining_refuses_opens_and_lets_sessions_end(model: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
+import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -46,8 +47,14 @@ LIMIT = 2**27
 class ShardServer:
     """A shard and where it listens."""
 
-    def __init__(self, settings: ShardSettings, load: Loader = RangeRunner.load, port: int = 0) -> None:
-        self.app: FastAPI = create_app(settings, load)
+    def __init__(
+        self,
+        settings: ShardSettings,
+        load: Loader = RangeRunner.load,
+        port: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.app: FastAPI = create_app(settings, load, clock)
         self.server: Server | None = None
         self._listener = socket.create_server(("127.0.0.1", port))
         self.port: int = self._listener.getsockname()[1]
@@ -135,10 +142,12 @@ class ShardServer:
 
 
 @contextmanager
-def shard_server(model: Path, load: Loader = RangeRunner.load, **options: Any) -> Iterator[ShardServer]:
+def shard_server(
+    model: Path, load: Loader = RangeRunner.load, clock: Callable[[], float] = time.monotonic, **options: Any
+) -> Iterator[ShardServer]:
     """A running shard; ready, unless a loader of the test's own decides when."""
     settings = ShardSettings(model=str(model), device="cpu", threads=1, cache_dir=model / "cache", **options)
-    server = ShardServer(settings, load)
+    server = ShardServer(settings, load, clock=clock)
     server.start()
     try:
         if load == RangeRunner.load:

@@ -9,12 +9,15 @@ import asyncio
 import contextlib
 import signal
 import socket
-from collections.abc import AsyncIterator, Iterator
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import uvicorn
 from fastapi import FastAPI, Request, Response, WebSocket, WebSocketDisconnect
 from fastapi.responses import JSONResponse
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.http11 import Request as HandshakeRequest
 
 from meshnet_node.errors import ConfigError, WireError
 from meshnet_node.metrics import exposition
@@ -23,16 +26,20 @@ from meshnet_node.shard.forward_http import close_session, describe, forward
 from meshnet_node.shard.link import serve_link
 from meshnet_node.shard.process import MAX_MESSAGE_BYTES, Loader, Shard
 from meshnet_node.shard.runner import RangeRunner
+from meshnet_node.wire.frames import HELLO_LIMIT
 
 USER_TIMEOUT_MS = 20_000
+_LIFT = "meshnet.lift"
 
 
-def create_app(settings: ShardSettings, load: Loader = RangeRunner.load) -> FastAPI:
+def create_app(
+    settings: ShardSettings, load: Loader = RangeRunner.load, clock: Callable[[], float] = time.monotonic
+) -> FastAPI:
     """The application; its lifespan starts to load the weights. `app.state.shard` is the process's Shard."""
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        shard = Shard(settings, load)
+        shard = Shard(settings, load, clock)
         app.state.shard = shard
         shard.start()
         yield
@@ -108,6 +115,23 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
 
+class LinkProtocol(WebSocketsSansIOProtocol):
+    """uvicorn's WebSocket protocol, which refuses messages above HELLO_LIMIT while they come in (1009), until `lift`:
+    whoever has not proved the token can't make this process hold more."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.conn.max_message_size = HELLO_LIMIT
+
+    def handle_connect(self, event: HandshakeRequest) -> None:
+        super().handle_connect(event)
+        self.scope["extensions"][_LIFT] = {"call": self.lift}
+
+    def lift(self) -> None:
+        """The hello succeeded: messages up to the shard's limit are read."""
+        self.conn.max_message_size = self.config.ws_max_size
+
+
 def server_config(app: FastAPI) -> uvicorn.Config:
     """No compression, no pings of its own (the heartbeat is a frame), no access log."""
     return uvicorn.Config(
@@ -115,7 +139,7 @@ def server_config(app: FastAPI) -> uvicorn.Config:
         log_config=None,
         access_log=False,
         http="httptools",
-        ws="websockets-sansio",
+        ws=LinkProtocol,
         ws_max_size=MAX_MESSAGE_BYTES,
         ws_per_message_deflate=False,
         ws_ping_interval=None,
@@ -211,6 +235,9 @@ class _Socket:
             return None
         data: bytes | None = message.get("bytes")
         return data if data is not None else message.get("text", "").encode()
+
+    def lift(self) -> None:
+        self._websocket.scope["extensions"][_LIFT]["call"]()
 
     async def send(self, message: bytes) -> None:
         with contextlib.suppress(WebSocketDisconnect, RuntimeError):

@@ -53,6 +53,9 @@ class Socket(Protocol):
     async def receive(self) -> bytes | None:
         """The next message (text comes as its bytes); None when the connection has ended."""
 
+    def lift(self) -> None:
+        """Take messages up to the full limit from now on; before, none above HELLO_LIMIT."""
+
     async def send(self, message: bytes) -> None:
         """Send one; quietly nothing when the connection has ended."""
 
@@ -93,7 +96,9 @@ async def _hello(shard: Shard, socket: Socket) -> str | None:
         if not shard.tokens.reload():
             raise
         handshake.admit(shard.tokens.tokens, hello, asked, given)
-    await socket.send(encode(Welcome(shard.loaded.info)))
+    info = shard.loaded.info
+    socket.lift()
+    await socket.send(encode(Welcome(info)))
     return hello.instance
 
 
