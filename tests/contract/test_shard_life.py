@@ -22,9 +22,9 @@ from meshnet_node.shard.app import serve
 from meshnet_node.shard.process import Progress
 from meshnet_node.shard.runner import RangeRunner, Work
 from meshnet_node.wire.content import pack_tokens
+from meshnet_node.wire.dial import dial as dial_link
 from meshnet_node.wire.frames import Close, Error, Forward, Open, Opened
 from meshnet_node.wire.link import ShardLink
-from meshnet_node.wire.link import dial as dial_link
 from meshnet_shard_server import dial, make_row, shard_server
 from meshnet_testing_models import prompt
 

@@ -14,6 +14,8 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+import msgspec
+
 from meshnet_node.wire.frames import Sampling, Score
 
 
@@ -37,6 +39,12 @@ class GenerationRequest:
     prompt_scores: bool = False
     key: str = ""
     max_hold: float | None = None
+
+    def sampling_at(self, generated: int) -> Sampling:
+        """The parameters for the next token after so many: the stop ids are banned while min_tokens holds."""
+        if generated >= self.min_tokens:
+            return self.sampling
+        return msgspec.structs.replace(self.sampling, banned=(*self.sampling.banned, *sorted(self.stop_ids)))
 
 
 @dataclass(frozen=True)

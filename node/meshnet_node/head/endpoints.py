@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from meshnet_node.errors import LinkLost, MeshnetError, Unauthorized, WrongShard
 from meshnet_node.head.pulse import Pulse
 from meshnet_node.head.routes import EndpointRoute, Layout, RouteTable, ShardRoute
+from meshnet_node.wire.dial import dial
 from meshnet_node.wire.frames import Close
 from meshnet_node.wire.handshake import TokenFile
-from meshnet_node.wire.link import ShardLink, dial
+from meshnet_node.wire.link import ShardLink
 
 log = logging.getLogger(__name__)
 
@@ -39,12 +40,16 @@ class Place:
 
 @dataclass(frozen=True)
 class LinkSettings:
-    """What dialling and watching need: this head's instance, the shard tokens, heartbeat and silence in seconds."""
+    """What dialling and watching need: this head's instance, the shard tokens, heartbeat and silence in seconds.
+
+    count: is told the bytes that were sent and received since it was last told.
+    """
 
     instance: str
     tokens: TokenFile
     heartbeat_seconds: float
     silent_seconds: float
+    count: Callable[[int, int], None]
 
 
 class Endpoint:
@@ -179,6 +184,7 @@ class Endpoint:
         closed_at = 0.0
         while not link.lost.done():
             link.ping()
+            self._settings.count(*link.take_traffic())
             self._judge(link)
             if self.suspect_since is not None and self._has_alternative(self):
                 link.abandon("the shard is silent or hung, and another one is ready")

@@ -16,8 +16,6 @@ import secrets
 from collections.abc import AsyncIterator
 from typing import Literal
 
-import msgspec
-
 from meshnet_node.errors import ApiError, LinkLost, WireError
 from meshnet_node.head.backend import GeneratedToken, GenerationRequest
 from meshnet_node.head.boundary import BoundaryLog
@@ -29,7 +27,7 @@ from meshnet_node.head.path import Stage
 from meshnet_node.head.pulse import Pulse
 from meshnet_node.head.recovery import Rebuild, Recovery, Repath
 from meshnet_node.head.tokenlog import TokenLog
-from meshnet_node.wire.frames import Open, RowResult, Sampling, Score
+from meshnet_node.wire.frames import Open, RowResult, Score
 
 CHUNKS_AHEAD = 2
 REPLAY_CHUNKS = 4
@@ -158,9 +156,9 @@ class MeshGeneration:
         if self._closed:
             return
         self._closed = True
-        if self._task is not None and not self._task.done():
+        if self._task is not None:
             self._task.cancel()
-            await asyncio.wait({self._task})
+            await asyncio.gather(self._task, return_exceptions=True)
         if self.hops:
             leave(self, keep=keep and all(hop.synced for hop in self.hops))
         for log in self.logs.values():
@@ -257,7 +255,7 @@ class MeshGeneration:
         start = hop.filled
         log = self.logs[hop.stage.start_layer] if hop.stage.start_layer else None
         payload = log.rows(start, stop) if log is not None else ([], [])
-        sampling = self._sampling() if hop.is_last and stop == target else None
+        sampling = self.request.sampling_at(self.tokens.generated) if hop.is_last and stop == target else None
         want: Literal["none", "last", "all"] = "none" if sampling is None else "last"
         targets = b""
         if hop.is_last and self.tokens.scoring:
@@ -286,13 +284,6 @@ class MeshGeneration:
                 raise LinkLost("the last shard answered without a token")
             self._last = result.token
             self.tokens.append(result.token.id)
-
-    def _sampling(self) -> Sampling:
-        """The request's parameters, with the stop ids banned while min_tokens holds."""
-        if self.tokens.generated >= self.request.min_tokens:
-            return self.request.sampling
-        banned = (*self.request.sampling.banned, *sorted(self.request.stop_ids))
-        return msgspec.structs.replace(self.request.sampling, banned=banned)
 
     def _forget(self) -> None:
         """Stateless: every step starts from nothing."""

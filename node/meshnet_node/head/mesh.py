@@ -38,11 +38,16 @@ class Mesh:
         self.max_context = max_context
         self.draining = False
         self.instance = secrets.token_hex(16)
+        telemetry = MeshTelemetry(registry)
         link_settings = LinkSettings(
-            self.instance, TokenFile(settings.token_file), settings.heartbeat_seconds, settings.silent_seconds
+            self.instance,
+            TokenFile(settings.token_file),
+            settings.heartbeat_seconds,
+            settings.silent_seconds,
+            telemetry.passed,
         )
         endpoints = Endpoints(link_settings)
-        self.context = MeshContext(settings, endpoints, ReplayBudget(settings.replay_bytes), MeshTelemetry(registry))
+        self.context = MeshContext(settings, endpoints, ReplayBudget(settings.replay_bytes), telemetry)
         self._admission = Admission(self.context)
         if settings.routes.startswith("configmap://"):
             raise ConfigError("MESHNET_ROUTES: this version reads route tables from files; name a path")
@@ -54,6 +59,8 @@ class Mesh:
 
     async def start(self, request: GenerationRequest) -> MeshGeneration:
         """See backend.Backend.start."""
+        if self.draining:
+            raise ApiError("this head is going away", status=503, type="server_error", code="not_ready", retry_after=1)
         if len(request.prompt) + request.max_new_tokens > self.max_context:
             raise ApiError(
                 f"This model's maximum context length is {self.max_context} tokens. However, you requested "

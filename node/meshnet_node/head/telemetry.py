@@ -27,6 +27,9 @@ class MeshTelemetry:
             buckets=STALL_BUCKETS,
             registry=registry,
         )
+        self._wire = Counter(
+            "meshnet_wire_bytes", "Bytes on the links, from the head's side", ["direction"], registry=registry
+        )
         self._spent = Counter("meshnet_recoveries_spent", "Generations given up", registry=registry)
 
     def recovered(self, session: str, layers: tuple[int, int], cause: str, kind: str, replayed: int) -> None:
@@ -50,6 +53,11 @@ class MeshTelemetry:
         for entry in self.recent:
             if entry["session"] == session[:8] and "stall_ms" not in entry:
                 entry["stall_ms"] = round(seconds * 1000, 1)
+
+    def passed(self, sent: int, received: int) -> None:
+        """Bytes that crossed the links since the last call."""
+        self._wire.labels("sent").inc(sent)
+        self._wire.labels("received").inc(received)
 
     def spent(self) -> None:
         """A generation was given up: the hold time or the number of tries is spent."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import secrets
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -17,35 +16,26 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from typing_extensions import Buffer
-from websockets.asyncio.client import ClientConnection, connect
+from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import WebSocketException
 
-from meshnet_node.errors import BadFrame, LinkLost, MeshnetError, Unauthorized, WireError, WrongShard, wire_error
-from meshnet_node.wire import handshake
+from meshnet_node.errors import BadFrame, LinkLost, MeshnetError, WireError, wire_error
 from meshnet_node.wire.codec import decode, encode
 from meshnet_node.wire.frames import (
-    WIRE_VERSION,
-    Challenge,
     Close,
     Closed,
     Error,
     Forward,
     Frame,
-    Hello,
     Info,
     Open,
     Opened,
     Ping,
     Pong,
-    Proof,
     Result,
     Row,
     RowResult,
-    Welcome,
 )
-
-DIAL_SECONDS = 5.0
-DIAL_MESSAGE_BYTES = 1024 * 1024
 
 Key = tuple[str | int, ...]
 Answer = tuple[RowResult, list[memoryview]]
@@ -64,7 +54,7 @@ class _Channel:
 
 
 class ShardLink:
-    """Use `dial` to make one. `lost` is done (never with an exception) as soon as the link is over."""
+    """dial.py makes one. `lost` is done (never with an exception) as soon as the link is over."""
 
     def __init__(self, info: Info, decode_socket: ClientConnection, bulk_socket: ClientConnection) -> None:
         self.info = info
@@ -78,6 +68,7 @@ class ShardLink:
             self._tasks.append(asyncio.create_task(self._read(channel)))
             self._tasks.append(asyncio.create_task(self._write(channel)))
         self._seq = 0
+        self._traffic = [0, 0]
 
     async def open(self, frame: Open) -> Opened:
         """Reserve a session's state. Raises OverCapacity, NotOwner, NotReady ... or LinkLost."""
@@ -103,6 +94,11 @@ class ShardLink:
         if error is not None:
             raise wire_error(error.code, error.message, error.have)
         return answer
+
+    def take_traffic(self) -> tuple[int, int]:
+        """Bytes of messages sent and received since the last call."""
+        traffic, self._traffic = self._traffic, [0, 0]
+        return traffic[0], traffic[1]
 
     def ping(self) -> None:
         """Send a heartbeat; the answer lands in `pong` and `pong_at` (monotonic seconds)."""
@@ -171,7 +167,9 @@ class ShardLink:
     async def _write(self, channel: _Channel) -> None:
         try:
             while True:
-                await channel.socket.send(await channel.frames.get())
+                message = await channel.frames.get()
+                self._traffic[0] += len(message)
+                await channel.socket.send(message)
         except (WebSocketException, OSError) as error:
             self._end(f"{type(error).__name__}: {error}")
 
@@ -180,6 +178,7 @@ class ShardLink:
         try:
             async for message in channel.socket:
                 if isinstance(message, bytes):
+                    self._traffic[1] += len(message)
                     self._take(channel, message)
         except (WebSocketException, OSError, MeshnetError) as error:
             reason = f"{type(error).__name__}: {error}"
@@ -218,68 +217,3 @@ class ShardLink:
         if not self.lost.done():
             self.lost.set_result(reason)
         self.abandon(reason)
-
-
-async def dial(address: str, instance: str, tokens: Sequence[bytes]) -> ShardLink:
-    """Both connections to the shard at host:port, their hellos done.
-
-    `instance` names this head; `tokens` are the shard tokens it accepts. Raises LinkLost when it can't be reached,
-    Unauthorized when a proof fails, WrongShard when the two connections reach two instances or another wire version,
-    NotReady while it loads.
-    """
-    sockets: list[ClientConnection] = []
-    try:
-        async with asyncio.timeout(DIAL_SECONDS):
-            infos = []
-            for _ in range(2):
-                socket = await connect(
-                    f"ws://{address}/v1/link", compression=None, max_size=None, ping_interval=None, proxy=None
-                )
-                sockets.append(socket)
-                infos.append(await _hello(socket, instance, tokens))
-        if infos[0].instance != infos[1].instance:
-            raise WrongShard(f"two instances answer at {address}")
-        return ShardLink(infos[1], sockets[0], sockets[1])
-    except (WebSocketException, OSError, TimeoutError) as error:
-        await _close_all(sockets)
-        raise LinkLost(f"{address}: {type(error).__name__}: {error}") from error
-    except MeshnetError:
-        await _close_all(sockets)
-        raise
-
-
-async def _close_all(sockets: list[ClientConnection]) -> None:
-    for socket in sockets:
-        with contextlib.suppress(WebSocketException, OSError):
-            await socket.close()
-
-
-async def _hello(socket: ClientConnection, instance: str, tokens: Sequence[bytes]) -> Info:
-    """The mutual challenge; see handshake.py. The head proves with the token that the shard proved with."""
-    hello = Hello(instance=instance, nonce=secrets.token_bytes(handshake.NONCE_BYTES))
-    await socket.send(encode(hello))
-    challenge = await _receive(socket)
-    if not isinstance(challenge, Challenge):
-        raise BadFrame(f"the shard answered hello with {type(challenge).__name__}")
-    if challenge.wire != WIRE_VERSION:
-        raise WrongShard(f"the shard speaks wire version {challenge.wire}, this head {WIRE_VERSION}")
-    shared = next(
-        (token for token in tokens if handshake.verify(challenge.proof, token, "shard", hello, challenge)), None
-    )
-    if shared is None:
-        raise Unauthorized("the shard does not hold this head's shard token")
-    await socket.send(encode(Proof(handshake.proof(shared, "head", hello, challenge))))
-    welcome = await _receive(socket)
-    if not isinstance(welcome, Welcome):
-        raise BadFrame(f"the shard answered the proof with {type(welcome).__name__}")
-    return welcome.info
-
-
-async def _receive(socket: ClientConnection) -> Frame:
-    message = await socket.recv()
-    if not isinstance(message, bytes):
-        raise BadFrame("a text message where a frame was expected")
-    frame, _ = decode(message, DIAL_MESSAGE_BYTES)
-    if isinstance(frame, Error):
-        raise wire_error(frame.code, frame.message, frame.have)
-    return frame
