@@ -8,6 +8,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import uvloop
+
 from meshnet_node import __version__
 from meshnet_node.errors import MeshnetError
 from meshnet_node.logs import configure
@@ -176,7 +178,7 @@ def _head(options: argparse.Namespace) -> int:
 
     settings = load(HeadSettings, _given(options))
     configure(settings.log_level)
-    asyncio.run(serve(settings))
+    uvloop.run(serve(settings))
     return 0
 
 
@@ -185,7 +187,7 @@ def _shard(options: argparse.Namespace) -> int:
 
     settings = load(ShardSettings, _given(options))
     configure(settings.log_level)
-    asyncio.run(serve(settings))
+    uvloop.run(serve(settings))
     return 0
 
 

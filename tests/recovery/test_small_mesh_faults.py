@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -41,8 +42,16 @@ async def crash_and_restart(small: SmallMesh, shard: SmallShard, pause: float = 
     small.publish()
 
 
-@pytest.mark.parametrize("cut", [TWO, THREE], ids=["two shards", "three shards"])
-@pytest.mark.parametrize("family", list(FAMILIES))
+def _family_runs() -> list[Any]:
+    """Every family over two and three shards; each second one is left to `make parity`."""
+    runs = []
+    for number, (family, cut) in enumerate(itertools.product(FAMILIES, (TWO, THREE))):
+        marks = [pytest.mark.parity] if number % 4 in (1, 2) else []
+        runs.append(pytest.param(family, cut, id=f"{family} over {len(cut)} shards", marks=marks))
+    return runs
+
+
+@pytest.mark.parametrize(("family", "cut"), _family_runs())
 async def test_five_ragged_sessions_and_a_loss(family: str, cut: list[tuple[int, int]], tmp_path: Path) -> None:
     folder = write_model(tmp_path / "model", family)
     model = uncut(folder)
@@ -277,7 +286,7 @@ async def test_two_heads_on_the_same_shards(llama: Path, judge: Any, tmp_path: P
         two.layouts = {}
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.parity) for n in range(1, 8))])
 async def test_random_faults_against_random_load(seed: int, llama: Path, judge: Any, tmp_path: Path) -> None:
     """Crashes, evictions, freezes and drains at random moments, while six streams run: no token is other than alone."""
     rng = random.Random(seed)

@@ -75,12 +75,12 @@ def test_rows_of_another_start_layer_are_another_group() -> None:
     assert waiting.pick() == ["b"]
 
 
-def test_one_long_session_does_not_pad_many_short_ones() -> None:
+def test_rows_of_any_length_share_a_batch() -> None:
+    """Attention runs row by row at exact length: a long session pads nobody."""
     waiting = Waiting()
     for session, past in (("a", 100), ("long", 9000), ("b", 900), ("c", 1000)):
         waiting.add(session, past=past)
-    assert waiting.pick() == ["a", "b", "c"]
-    assert waiting.pick() == ["long"]
+    assert waiting.pick() == ["a", "long", "b", "c"]
 
 
 def test_a_prompt_waits_for_one_batch_and_a_batch_for_one_piece() -> None:

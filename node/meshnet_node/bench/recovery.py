@@ -43,12 +43,13 @@ async def run(bench: Bench, sizes: Sizes = Sizes()) -> Result:
                 if fault.replicas != replicas:
                     continue
                 await all_linked(mesh)
-                bench.say(fault.name)
                 prompt = bench.prompt(sizes.prompt)
                 answer, what, healed = await disturbed(client, mesh, prompt, sizes, fault)
                 what.mesh.mark(what.victim, "ready")
                 expected = await asyncio.to_thread(reference.generate, prompt, sizes.tokens)
-                found.append({"fault": fault.name, "replicas": replicas} | figures(answer, expected, healed, sizes.at))
+                row = figures(answer, expected, healed, sizes.at)
+                bench.say(f"{fault.name}: {row}")
+                found.append({"fault": fault.name, "replicas": replicas} | row)
     return {
         "prompt_tokens": sizes.prompt,
         "tokens": sizes.tokens,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from meshnet_node.errors import ApiError, LinkLost, OverCapacity, WireError, overloaded
+from meshnet_node.errors import ApiError, LinkLost, OverCapacity, TooLarge, WireError, overloaded
 from meshnet_node.head.context import MeshContext
 from meshnet_node.head.generation import MeshGeneration
 from meshnet_node.head.path import plan
@@ -80,6 +80,14 @@ class Admission:
         except OverCapacity as refusal:
             generation.roll_back()
             return overloaded(f"the mesh is full: {refusal.message}")
+        except TooLarge as refusal:
+            generation.roll_back()
+            raise ApiError(
+                f"the answer may need {generation.max_positions} positions, more than a shard can hold: ask for fewer "
+                f"max_tokens ({refusal.message})",
+                code="context_length_exceeded",
+                param="max_tokens",
+            ) from refusal
         except (WireError, LinkLost, TimeoutError) as fault:
             generation.roll_back()
             return overloaded(f"a shard could not be opened: {fault}")

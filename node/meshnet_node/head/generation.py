@@ -255,10 +255,12 @@ class MeshGeneration:
         start = hop.filled
         log = self.logs[hop.stage.start_layer] if hop.stage.start_layer else None
         payload = log.rows(start, stop) if log is not None else ([], [])
-        sampling = self.request.sampling_at(self.tokens.generated) if hop.is_last and stop == target else None
-        want: Literal["none", "last", "all"] = "none" if sampling is None else "last"
+        sampled = hop.is_last and stop == target
+        scoring = hop.is_last and self.tokens.scoring
+        sampling = self.request.sampling_at(self.tokens.generated) if sampled or scoring else None
+        want: Literal["none", "last", "all"] = "last" if sampled else "none"
         targets = b""
-        if hop.is_last and self.tokens.scoring:
+        if scoring:
             want, targets = "all", self.tokens.targets(start, stop)
         tokens, content = self.tokens.packed(start, stop), self.tokens.content(start)
         mode: Literal["cached", "none"] = "none" if self.stateless else "cached"
@@ -266,14 +268,14 @@ class MeshGeneration:
         if not hop.is_last:
             self.logs[hop.stage.end_layer + 1].put(start, stop - start, result.tensors, tensors)
         else:
-            self._take_output(result, start, sampled=sampling is not None)
+            self._take_output(result, start, sampled=sampled)
         progress = stop > hop.reached
         hop.advance(stop - start)
         if log is not None:
             log.consumed_to(hop.filled)
         if progress:
             self.accepted.set()
-            self.recovery.progressed(new_token=sampling is not None)
+            self.recovery.progressed(new_token=sampled)
         self.pulse.beat()
 
     def _take_output(self, result: RowResult, start: int, *, sampled: bool) -> None:

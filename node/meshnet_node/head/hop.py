@@ -94,6 +94,7 @@ class Hop:
             sampling=sampling,
             targets=targets,
             tensors=list(specs),
+            start_layer=self.stage.start_layer if mode == "none" else None,
         )
         self._step += 1
         self.synced = False

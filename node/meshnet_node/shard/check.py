@@ -54,6 +54,8 @@ def check_row(row: Row, facts: Facts) -> tuple[array[int], array[int] | None]:
         raise BadFrame(f"hash of {len(row.hash)} bytes, {HASH_BYTES} are needed")
     if row.mode == "none" and row.past_len:
         raise BadFrame("mode none runs from past_len 0")
+    if row.start_layer is not None and not facts.start_layer <= row.start_layer <= facts.end_layer:
+        raise BadFrame(f"start_layer {row.start_layer} is not one of {facts.start_layer} to {facts.end_layer}")
     if row.mode == "cached" and not facts.stateful:
         raise BadFrame("mode cached: this model's state can't be held, use none")
     tokens = _ids("tokens", row.tokens, row.n, 0, facts.vocab_size)

@@ -203,7 +203,8 @@ class Connection:
             raise BadFrame(f"more than {self._credits} rows of this connection are unanswered")
         tokens, targets = check_row(row, self._facts)
         hidden = parts[0] if parts else None
-        return Item(row, self._owner, self, tokens, hidden, targets, start_layer=self._facts.start_layer)
+        start_layer = self._facts.start_layer if row.start_layer is None else row.start_layer
+        return Item(row, self._owner, self, tokens, hidden, targets, start_layer=start_layer)
 
     def _ask(self, work: Awaitable[None]) -> None:
         """Opens and closes may wait for a running piece; the connection reads on meanwhile."""

@@ -14,8 +14,6 @@ from math import ceil
 from meshnet_node.shard.items import Item
 
 REPLAYS_AT_ONCE = 2
-SHORT = 1024
-LENGTH_RATIO = 4
 
 Lane = tuple[str, str, str]
 
@@ -109,18 +107,11 @@ class RowQueue:
         return dropped
 
     def _batch(self, waiting: list[Item], active: int) -> list[Item]:
-        """The oldest row and those that fit with it: same start layer, and no long row that pads many short ones."""
+        """The oldest row and those of its start layer; rows of any lengths fit together, since nothing is padded."""
         facts = [self._look(item) for item in waiting]
         cap = max(1, ceil(active / max(fact.hops for fact in facts)))
-        batch: list[Item] = []
-        shortest = longest = waiting[0].row.past_len
-        for item, fact in zip(waiting, facts, strict=True):
-            shorter, longer = min(shortest, item.row.past_len), max(longest, item.row.past_len)
-            fits = longer <= max(SHORT, LENGTH_RATIO * shorter)
-            if fact.start_layer == facts[0].start_layer and fits and len(batch) < cap:
-                batch.append(item)
-                shortest, longest = shorter, longer
-        return batch
+        same = [item for item, fact in zip(waiting, facts, strict=True) if fact.start_layer == facts[0].start_layer]
+        return same[:cap]
 
     def _next_chunk(self, waiting: Iterable[Item]) -> Item:
         """Replays before new prompts, the shortest first and two at a time; else whose last turn is longest ago."""

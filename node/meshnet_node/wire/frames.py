@@ -64,6 +64,7 @@ class Row(msgspec.Struct, omit_defaults=True):
     want: `last` = the last hop samples after the newest position; `all` = it scores `targets` (int32, -1 = none) at
     each position, and samples after the newest one too where `sampling` is given. mode `none`: run and store nothing
     (past_len is 0). tensors: what the previous hop put out.
+    start_layer: for mode `none` the layer to begin at, where it is not the shard's first (a session's open states it).
     """
 
     session: str
@@ -78,6 +79,7 @@ class Row(msgspec.Struct, omit_defaults=True):
     sampling: Sampling | None = None
     targets: bytes = b""
     tensors: list[TensorSpec] = []
+    start_layer: int | None = None
 
 
 class Score(msgspec.Struct, omit_defaults=True):
