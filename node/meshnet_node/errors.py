@@ -12,6 +12,7 @@
     │   ├── CacheMiss            `have`: the position that the shard can resume at
     │   ├── NotOwner  OverCapacity  Stale  SessionClosed
     │   └── NotReady             loading or draining
+    ├── IntegrityError       this process's own accounts do not fit what it holds: a bug, never input
     ├── LinkLost             the connection to a shard ended, or another instance answers at its address
     └── ApiError             what an API client is told: status, type, code, param, retry_after
 
@@ -151,6 +152,10 @@ class ShardFault(WireError):
     code = "shard_fault"
     status = 500
     retry_helps = True
+
+
+class IntegrityError(MeshnetError):
+    """What is accounted is not what is held. Tests fail on it; production logs and counts it."""
 
 
 class LinkLost(MeshnetError):

@@ -45,8 +45,12 @@ class ShardSettings(NodeSettings):
     threads: int = Field(default=0, ge=0, description="compute threads on a CPU; 0 = all cores")
     kv_ttl_seconds: float = Field(default=600, gt=0, description="life of a parked session")
     kv_max_sessions: int = Field(default=8, ge=1, description="active and parked sessions together")
-    kv_max_bytes: int | None = Field(default=None, gt=0, description="bytes of session state; default: a share of memory")
-    max_context: int | None = Field(default=None, gt=0, description="positions a session may hold; default: the model's")
+    kv_max_bytes: int | None = Field(
+        default=None, gt=0, description="bytes of session state; default: a share of memory"
+    )
+    max_context: int | None = Field(
+        default=None, gt=0, description="positions a session may hold; default: the model's"
+    )
     chunk: int = Field(default=128, ge=1, description="positions of a prompt computed between two decode batches")
     lease_seconds: float = Field(default=15, gt=0)
     drain_seconds: float = Field(default=30, ge=0)
@@ -65,6 +69,7 @@ class HeadSettings(NodeSettings):
     queue_seconds: float = Field(default=10, ge=0, description="how long a request may wait for a free session")
     replay_bytes: int = Field(default=2 * 1024**3, ge=0, description="budget of the boundary logs of all generations")
     chunk: int = Field(default=128, ge=1)
+    max_requests: int = Field(default=256, ge=1, description="requests that a head works on at once, queued ones included")
     max_body_bytes: int = Field(default=8 * 1024**2, gt=0)
     heartbeat_seconds: float = Field(default=0.25, gt=0)
     silent_seconds: float = Field(default=2.0, gt=0, description="no pong for so long: the link is silent")
@@ -84,5 +89,7 @@ def load(kind: type[S], overrides: Mapping[str, Any]) -> S:
     try:
         return kind(**{name: value for name, value in overrides.items() if value is not None})
     except ValidationError as error:
-        faults = (f"MESHNET_{'_'.join(map(str, e['loc'])).upper()}: {e['msg']}" for e in error.errors(include_input=False))
+        faults = (
+            f"MESHNET_{'_'.join(map(str, e['loc'])).upper()}: {e['msg']}" for e in error.errors(include_input=False)
+        )
         raise ConfigError("; ".join(faults)) from None

@@ -1,1 +1,1 @@
-"""The head: HTTP API, tokens and the drive of the shards. Must not know torch or weights."""
+"""The head: the OpenAI-style API, the drive of the shards, and recovery. No torch, no transformers."""

@@ -21,10 +21,12 @@ from meshnet_node.wire.frames import Sampling, Score
 class GenerationRequest:
     """One generation.
 
-    prompt: token ids, at least one. max_new_tokens: at least 1 and already clamped to the context. sampling: its seed is
+    prompt: token ids, at least one. max_new_tokens: at least 1, already clamped to the context. sampling: its seed is
     already minted and gen_start = len(prompt). stop_ids: each ends the generation, and is yielded as its last token;
     empty with ignore_eos. min_tokens: stop ids are banned until so many tokens came. prompt_scores: a score is wanted
-    for each prompt position. key: fingerprint of the API key, so that state is reused only within a key.
+    for each prompt position. key: fingerprint of the API key, so that state is reused only within a key. max_hold: most
+    seconds that a recovery may hold this client (45 for one that waits for a whole answer; None = the head's own
+    bound).
     """
 
     prompt: tuple[int, ...]
@@ -34,6 +36,7 @@ class GenerationRequest:
     min_tokens: int = 0
     prompt_scores: bool = False
     key: str = ""
+    max_hold: float | None = None
 
 
 @dataclass(frozen=True)

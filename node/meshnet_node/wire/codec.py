@@ -81,7 +81,9 @@ def _split(rows: Sequence[Row | RowResult], view: memoryview, offset: int) -> li
             offset += -offset % ALIGN
             size = tensor_bytes(spec)
             if offset + size > len(view):
-                raise BadFrame(f"tensor {spec.name!r} needs {size} bytes, the message holds {max(0, len(view) - offset)}")
+                raise BadFrame(
+                    f"tensor {spec.name!r} needs {size} bytes, the message holds {max(0, len(view) - offset)}"
+                )
             buffers.append(view[offset : offset + size])
             offset += size
         found.append(buffers)

@@ -37,9 +37,9 @@ class TensorSpec(msgspec.Struct, omit_defaults=True):
 class Sampling(msgspec.Struct, omit_defaults=True, frozen=True):
     """How the last hop chooses a token; what is absent has no effect. Temperature below 1e-5 is greedy.
 
-    `gen_start` is the position of the first generated token: presence and frequency penalties count tokens from there on,
-    repetition_penalty counts all. `banned` tokens get minus infinity, apart from `logit_bias`. `logprobs` is the number
-    of alternatives wanted beside the chosen token's own log-probability, -1 = none at all.
+    `gen_start` is the position of the first generated token: presence and frequency penalties count tokens from there
+    on, repetition_penalty counts all. `banned` tokens get minus infinity, apart from `logit_bias`. `logprobs` is the
+    number of alternatives wanted beside the chosen token's own log-probability, -1 = none at all.
     """
 
     temperature: float = 0.0
@@ -61,8 +61,9 @@ class Row(msgspec.Struct, omit_defaults=True):
     """`n` positions of one session, from `past_len` on.
 
     tokens: int32 little-endian ids of these positions (also on later hops). hash: content hash of tokens[0..past_len).
-    want: `last` = the last hop samples after the newest position; `all` = it scores `targets` (int32, -1 = none) at each
-    position. mode `none`: run and store nothing (past_len is 0). tensors: what the previous hop put out.
+    want: `last` = the last hop samples after the newest position; `all` = it scores `targets` (int32, -1 = none) at
+    each position, and samples after the newest one too where `sampling` is given. mode `none`: run and store nothing
+    (past_len is 0). tensors: what the previous hop put out.
     """
 
     session: str
@@ -175,8 +176,8 @@ class Welcome(_Frame, tag="welcome"):
 class Open(_Frame, tag="open"):
     """Reserve state for max_positions of a session, layers start_layer..end of this shard.
 
-    recovery: bound by bytes and not by count. source/at/take: adopt (move) or fork (copy) the state that `source` holds,
-    cut to `at`. hops: length of the path, a hint for how many groups should be in flight.
+    recovery: bound by bytes and not by count. source/at/take: adopt (move) or fork (copy) the state that `source`
+    holds, cut to `at`. hops: length of the path, a hint for how many groups should be in flight.
     """
 
     session: str
@@ -221,9 +222,14 @@ class Error(_Frame, tag="error"):
 
 
 class Close(_Frame, tag="close"):
-    """End a session: keep = park it for reuse, cut to `at` positions if given; else free it. Answered by `closed`."""
+    """End a session: keep = park it for reuse, cut to `at` positions if given; else free it. Answered by `closed`.
+
+    It speaks of the attempts up to `attempt`: a close that arrives late, after the session was opened again with a
+    higher one, changes nothing (and is acknowledged), and its tombstone does not stop such an open.
+    """
 
     session: str
+    attempt: int
     keep: bool = False
     at: int | None = None
 
@@ -241,8 +247,8 @@ class Ping(_Frame, tag="ping"):
 
 
 class Pong(_Frame, tag="pong"):
-    """Answer to a ping: what the shard is doing. Times in seconds, `busy` = how long the running batch has been running,
-    `expected` = how long such a batch usually takes."""
+    """Answer to a ping: what the shard is doing. Times in seconds, `busy` = how long the running batch has been
+    running, `expected` = how long such a batch usually takes."""
 
     seq: int
     steps: int = 0

@@ -1,0 +1,287 @@
+"""The shards that the route table names, each kept dialled: links come up, go silent, and come back here.
+
+An Endpoint owns at most one live link. It is redialled with back-off (0.1 to 1 s) for as long as it is listed; one that
+is no longer listed but works is kept until its link ends (absence from the table alone moves nothing that works).
+Sessions that were closed while the link was away are closed again when the same instance is back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from meshnet_node.errors import LinkLost, MeshnetError, Unauthorized, WrongShard
+from meshnet_node.head.pulse import Pulse
+from meshnet_node.head.routes import EndpointRoute, Layout, RouteTable, ShardRoute
+from meshnet_node.wire.frames import Close
+from meshnet_node.wire.handshake import TokenFile
+from meshnet_node.wire.link import ShardLink, dial
+
+log = logging.getLogger(__name__)
+
+BACKOFF_FIRST, BACKOFF_MOST = 0.1, 1.0
+HUNG_SECONDS, HUNG_FACTOR = 2.0, 10.0
+CLOSE_RETRY_SECONDS = 2.0
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an endpoint stands in the table."""
+
+    layout: Layout
+    shard: ShardRoute
+    route: EndpointRoute
+
+
+@dataclass(frozen=True)
+class LinkSettings:
+    """What dialling and watching need: this head's instance, the shard tokens, heartbeat and silence in seconds."""
+
+    instance: str
+    tokens: TokenFile
+    heartbeat_seconds: float
+    silent_seconds: float
+
+
+class Endpoint:
+    """One shard process as the head sees it. `changed` beats whenever the link or its health changed.
+
+    users: hops of running generations that are here. suspect_since: monotonic seconds, None = nothing is wrong.
+    """
+
+    def __init__(
+        self, place: Place, settings: LinkSettings, changed: Pulse, has_alternative: Callable[[Endpoint], bool]
+    ) -> None:
+        self.place = place
+        self.link: ShardLink | None = None
+        self.listed = True
+        self.fault = "not dialled yet"
+        self.suspect_since: float | None = None
+        self.users = 0
+        self._settings = settings
+        self._changed = changed
+        self._has_alternative = has_alternative
+        self._closing: dict[str, Close] = {}
+        self._closing_instance = ""
+        self._wake = asyncio.Event()
+        self._task = asyncio.create_task(self._run())
+
+    @property
+    def uid(self) -> str:
+        """The pod's uid, by which the table names this process."""
+        return self.place.route.uid
+
+    @property
+    def up(self) -> bool:
+        """There is a live link."""
+        return self.link is not None and not self.link.lost.done()
+
+    @property
+    def healthy(self) -> bool:
+        """Up, answering its heartbeat, and its engine is not hung."""
+        return self.up and self.suspect_since is None
+
+    @property
+    def leaving(self) -> bool:
+        """Its pod is being taken down: no new sessions, running ones leave when there is somewhere to go."""
+        return self.place.route.state == "draining" or (self.link is not None and self.link.pong.draining)
+
+    @property
+    def opens(self) -> bool:
+        """New sessions may go here: healthy, listed, and not draining."""
+        return self.healthy and self.listed and not self.leaving
+
+    @property
+    def load(self) -> float:
+        """Share of its session places that are active, from the last heartbeat."""
+        if self.link is None:
+            return 1.0
+        return self.link.pong.active / max(1, self.link.info.max_sessions)
+
+    def covers_same(self, other: Endpoint) -> bool:
+        """Both serve the same layers of the same model."""
+        mine, theirs = self.place, other.place
+        return (mine.shard.start_layer, mine.shard.end_layer, mine.layout.fingerprint) == (
+            theirs.shard.start_layer,
+            theirs.shard.end_layer,
+            theirs.layout.fingerprint,
+        )
+
+    def close_session(self, frame: Close) -> None:
+        """End a session here, again and again until it is acknowledged or the instance is another."""
+        if self.link is None:
+            return
+        if self._closing_instance != self.link.info.instance:
+            self._closing.clear()
+            self._closing_instance = self.link.info.instance
+        self._closing[frame.session] = frame
+        self._wake.set()
+
+    async def aclose(self) -> None:
+        """End the link and stop dialling."""
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        if self.link is not None:
+            await self.link.aclose()
+
+    async def _run(self) -> None:
+        delay = BACKOFF_FIRST
+        while self.listed or self.up:
+            try:
+                self.link = await self._dial()
+            except (MeshnetError, OSError) as error:
+                self._failed(error)
+                await asyncio.sleep(delay)
+                delay = min(BACKOFF_MOST, delay * 2)
+                continue
+            delay, self.fault = BACKOFF_FIRST, ""
+            self.link.lost.add_done_callback(lambda _: self._wake.set())
+            self._changed.beat()
+            await self._watch(self.link)
+            self.fault, self.suspect_since = self.link.lost.result(), None
+            log.info("link lost", extra={"endpoint": self.uid, "reason": self.fault})
+            self._changed.beat()
+            await self.link.aclose()
+
+    def _failed(self, error: Exception) -> None:
+        if str(error) != self.fault:
+            self.fault = str(error)
+            log.info("endpoint not usable", extra={"endpoint": self.uid, "reason": self.fault})
+            self._changed.beat()
+
+    async def _dial(self) -> ShardLink:
+        tokens = self._settings.tokens
+        try:
+            link = await dial(self.place.route.address, self._settings.instance, tokens.tokens)
+        except Unauthorized:
+            tokens.reload()
+            raise
+        wanted, info = self.place, link.info
+        cut = (info.start_layer, info.end_layer)
+        fault = ""
+        if cut != (wanted.shard.start_layer, wanted.shard.end_layer):
+            fault = f"serves layers {cut[0]} to {cut[1]}, the route table says otherwise"
+        elif wanted.layout.fingerprint not in ("", info.fingerprint):
+            fault = f"fingerprint {info.fingerprint}, the route table says {wanted.layout.fingerprint}"
+        elif info.pod_uid not in ("", wanted.route.uid):
+            fault = f"pod {info.pod_uid} answers at the address of {wanted.route.uid}"
+        if fault:
+            await link.aclose()
+            raise WrongShard(f"{wanted.route.address} {fault}")
+        return link
+
+    async def _watch(self, link: ShardLink) -> None:
+        """Heartbeat, suspicion and repeated closes, until the link is lost."""
+        closed_at = 0.0
+        while not link.lost.done():
+            link.ping()
+            self._judge(link)
+            if self.suspect_since is not None and self._has_alternative(self):
+                link.abandon("the shard is silent or hung, and another one is ready")
+            if self._closing and (self._wake.is_set() or time.monotonic() - closed_at > CLOSE_RETRY_SECONDS):
+                closed_at = time.monotonic()
+                self._send_closes(link)
+            self._wake.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._settings.heartbeat_seconds):
+                    await self._wake.wait()
+            self._changed.beat()
+
+    def _judge(self, link: ShardLink) -> None:
+        """Suspect when no pong came for `silent_seconds`, or one batch runs far longer than such a batch takes."""
+        now = time.monotonic()
+        silent = now - link.pong_at > self._settings.silent_seconds
+        hung = link.pong.busy > max(HUNG_SECONDS, HUNG_FACTOR * link.pong.expected)
+        if not (silent or hung):
+            self.suspect_since = None
+        elif self.suspect_since is None:
+            self.suspect_since = now
+            log.warning("shard suspected", extra={"endpoint": self.uid, "reason": "silent" if silent else "hung"})
+
+    def _send_closes(self, link: ShardLink) -> None:
+        if self._closing_instance != link.info.instance:
+            self._closing.clear()
+        for frame in list(self._closing.values()):
+            task = asyncio.create_task(self._close_once(link, frame))
+            task.add_done_callback(_discard_result)
+
+    async def _close_once(self, link: ShardLink, frame: Close) -> None:
+        try:
+            await link.close_session(frame)
+        except LinkLost:
+            return
+        if self._closing.get(frame.session) is frame:
+            del self._closing[frame.session]
+        self._changed.beat()
+
+
+def _discard_result(task: asyncio.Task[None]) -> None:
+    if not task.cancelled():
+        task.exception()
+
+
+class Endpoints:
+    """All endpoints, brought in line with each new table. `changed` beats on every change of link, health or table."""
+
+    def __init__(self, settings: LinkSettings) -> None:
+        self.changed = Pulse()
+        self.table: RouteTable | None = None
+        self.all: dict[tuple[str, str], Endpoint] = {}
+        self._settings = settings
+        self._retired: set[Endpoint] = set()
+        self._reapers: set[asyncio.Task[None]] = set()
+
+    def apply(self, table: RouteTable) -> None:
+        """Take a newer table: start dialling what is new, stop dialling what is no longer listed."""
+        self.table = table
+        places = {
+            (layout.id + "/" + shard.name, route.uid): Place(layout, shard, route)
+            for layout in table.layouts
+            for shard in layout.shards
+            for route in shard.endpoints
+        }
+        for key, endpoint in list(self.all.items()):
+            place = places.pop(key, None)
+            if place is not None and place.route.address == endpoint.place.route.address:
+                endpoint.place = place
+                continue
+            del self.all[key]
+            endpoint.listed = False
+            self._retire(endpoint)
+            if place is not None:
+                places[key] = place
+        for key, place in places.items():
+            self.all[key] = Endpoint(place, self._settings, self.changed, self._has_alternative)
+        self.changed.beat()
+
+    def find(self, wanted: Callable[[Endpoint], bool]) -> list[Endpoint]:
+        """Listed endpoints for which `wanted` holds."""
+        return [endpoint for endpoint in self.all.values() if wanted(endpoint)]
+
+    def _has_alternative(self, suspect: Endpoint) -> bool:
+        """Another endpoint can take over the whole range of a suspect one."""
+        return bool(self.find(lambda other: other is not suspect and other.opens and other.covers_same(suspect)))
+
+    async def aclose(self) -> None:
+        """End all links."""
+        for task in self._reapers:
+            task.cancel()
+        everyone = [*self.all.values(), *self._retired]
+        await asyncio.gather(*(endpoint.aclose() for endpoint in everyone))
+
+    def _retire(self, endpoint: Endpoint) -> None:
+        """Forget an endpoint once its link has ended by itself."""
+        self._retired.add(endpoint)
+        task = asyncio.create_task(self._reap(endpoint))
+        self._reapers.add(task)
+        task.add_done_callback(self._reapers.discard)
+
+    async def _reap(self, endpoint: Endpoint) -> None:
+        while endpoint.link is not None and endpoint.up and endpoint.users:
+            await asyncio.wait({endpoint.link.lost}, timeout=1.0)
+        await endpoint.aclose()
+        self._retired.discard(endpoint)

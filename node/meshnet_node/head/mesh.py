@@ -1,0 +1,166 @@
+"""The mesh behind the API: implements backend.Backend over routes, endpoints, admission and generations."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import secrets
+import time
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry, Gauge
+
+from meshnet_node import __version__
+from meshnet_node.errors import ApiError, ConfigError
+from meshnet_node.head.admission import Admission
+from meshnet_node.head.backend import GenerationRequest
+from meshnet_node.head.boundary import ReplayBudget
+from meshnet_node.head.context import MeshContext
+from meshnet_node.head.endpoints import Endpoint, Endpoints, LinkSettings
+from meshnet_node.head.generation import MeshGeneration
+from meshnet_node.head.path import plan, rank
+from meshnet_node.head.routes import FileRoutes
+from meshnet_node.head.telemetry import MeshTelemetry
+from meshnet_node.settings import HeadSettings
+from meshnet_node.wire.handshake import TokenFile
+
+log = logging.getLogger(__name__)
+
+WATCH_SECONDS = 0.5
+
+
+class Mesh:
+    """One per head process; make it inside the event loop. `max_context` is what the API clamps to."""
+
+    def __init__(self, settings: HeadSettings, max_context: int, registry: CollectorRegistry) -> None:
+        self.max_context = max_context
+        self.draining = False
+        self.instance = secrets.token_hex(16)
+        link_settings = LinkSettings(
+            self.instance, TokenFile(settings.token_file), settings.heartbeat_seconds, settings.silent_seconds
+        )
+        endpoints = Endpoints(link_settings)
+        self.context = MeshContext(settings, endpoints, ReplayBudget(settings.replay_bytes), MeshTelemetry(registry))
+        self._admission = Admission(self.context)
+        if settings.routes.startswith("configmap://"):
+            raise ConfigError("MESHNET_ROUTES: this version reads route tables from files; name a path")
+        self._tasks = [
+            asyncio.create_task(FileRoutes(Path(settings.routes), endpoints.apply).run()),
+            asyncio.create_task(self._watch()),
+        ]
+        self._export(registry)
+
+    async def start(self, request: GenerationRequest) -> MeshGeneration:
+        """See backend.Backend.start."""
+        if len(request.prompt) + request.max_new_tokens > self.max_context:
+            raise ApiError(
+                f"This model's maximum context length is {self.max_context} tokens. However, you requested "
+                f"{len(request.prompt) + request.max_new_tokens} tokens.",
+                code="context_length_exceeded",
+            )
+        stateless = self._stateless()
+        reuse = not (stateless or request.prompt_scores)
+        adoption = self.context.conversations.take(request.key, request.prompt) if reuse else None
+        generation = MeshGeneration(request, self.context, stateless=stateless, adoption=adoption)
+        try:
+            await self._admission.admit(generation)
+            self.context.running.add(generation)
+            await generation.begin()
+        except BaseException:
+            # Also a cancelled start (the client left while it waited) leaves nothing open at any shard.
+            if adoption is not None and not generation.hops:
+                self.context.conversations.put(adoption.parked)
+            await generation.aclose()
+            raise
+        return generation
+
+    def ready(self) -> bool:
+        """A complete chain of shards can take a new request."""
+        return not self.draining and plan(self.context.endpoints.all.values()) is not None
+
+    def table_seen(self) -> bool:
+        """A route table was read, and this head is not going away."""
+        return not self.draining and self.context.endpoints.table is not None
+
+    def fingerprint(self) -> str:
+        """Weights, dtype, cut and software in 12 hex digits; "" while no path is known."""
+        stages = plan(self.context.endpoints.all.values())
+        if not stages:
+            return ""
+        parts = [__version__]
+        for stage in stages:
+            link = stage.endpoint.link
+            parts.append(f"{stage.start_layer}-{stage.end_layer}-{link.info.fingerprint if link else ''}")
+        return "fp_" + hashlib.sha256(" ".join(parts).encode()).hexdigest()[:12]
+
+    def describe(self) -> dict[str, object]:
+        """The body of GET /mesh."""
+        table = self.context.endpoints.table
+        return {
+            "instance": self.instance,
+            "table": {"uid": table.uid, "epoch": table.epoch} if table else None,
+            "ready": self.ready(),
+            "sessions": {
+                "running": len(self.context.running),
+                "waiting": self._admission.waiting,
+                "list": [generation.describe() for generation in self.context.running],
+            },
+            "conversations": len(self.context.conversations),
+            "replay_bytes": self.context.budget.nbytes,
+            "shards": [_describe(endpoint) for endpoint in self.context.endpoints.all.values()],
+            "recoveries": list(self.context.telemetry.recent),
+        }
+
+    async def aclose(self) -> None:
+        """End all generations, then all links."""
+        for generation in list(self.context.running):
+            await generation.aclose()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.context.endpoints.aclose()
+
+    def _stateless(self) -> bool:
+        infos = [endpoint.link.info for endpoint in self.context.endpoints.all.values() if endpoint.link is not None]
+        return self.context.settings.stateless or any(not info.stateful for info in infos)
+
+    async def _watch(self) -> None:
+        """Give up rows that a silent or hung shard has kept for longer than their generation may be held."""
+        while True:
+            await asyncio.sleep(WATCH_SECONDS)
+            now = time.monotonic()
+            for generation in list(self.context.running):
+                for hop in generation.hops:
+                    since = hop.endpoint.suspect_since
+                    if since is not None and hop.link is not None and now - since > generation.recovery.hold_seconds:
+                        hop.link.abandon("the shard stayed silent for the whole hold time", generation.session)
+
+    def _export(self, registry: CollectorRegistry) -> None:
+        running = Gauge("meshnet_generations_running", "Generations that hold state at shards", registry=registry)
+        running.set_function(lambda: len(self.context.running))
+        waiting = Gauge("meshnet_generations_waiting", "Requests that wait for a free session", registry=registry)
+        waiting.set_function(lambda: self._admission.waiting)
+        replay = Gauge("meshnet_replay_bytes", "Bytes held by boundary logs", registry=registry)
+        replay.set_function(lambda: self.context.budget.nbytes)
+
+
+def _describe(endpoint: Endpoint) -> dict[str, object]:
+    info, pong = (endpoint.link.info, endpoint.link.pong) if endpoint.link is not None else (None, None)
+    return {
+        "name": endpoint.place.shard.name,
+        "layout": endpoint.place.layout.id,
+        "layers": [endpoint.place.shard.start_layer, endpoint.place.shard.end_layer],
+        "uid": endpoint.uid,
+        "address": endpoint.place.route.address,
+        "state": ("ready", "suspect", "unavailable", "down")[rank(endpoint)],
+        "fault": endpoint.fault,
+        "instance": info.instance if info else None,
+        "dtype": info.dtype if info else None,
+        "device": info.device if info else None,
+        "sessions": pong.sessions if pong else None,
+        "active": pong.active if pong else None,
+        "steps": pong.steps if pong else None,
+        "bytes_free": pong.bytes_free if pong else None,
+        "generations": endpoint.users,
+    }

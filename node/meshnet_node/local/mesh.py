@@ -1,0 +1,172 @@
+"""`meshnet up`: head and shards as processes of this machine, kept alive, with their route table and state file.
+
+Dead processes are started again (child.py); one whose /healthz stays silent for 6 s is killed first. The route table
+lists every running process, also one that still loads its weights: the head finds that out at hello.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import secrets
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx2
+
+from meshnet_node.errors import ConfigError
+from meshnet_node.local.child import Child
+from meshnet_node.local.files import route_table, state, write_token, write_whole
+from meshnet_node.local.layers import Range
+
+HEALTH_SECONDS = 0.5
+SILENT_SECONDS = 6.0
+STOP_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to start: the model's folder, its ranges (one shard process each, times replicas), and the head's port."""
+
+    model: str
+    ranges: list[Range]
+    replicas: int = 1
+    port: int = 8000
+    dtype: str = "auto"
+    served_name: str | None = None
+    threads: int = 0
+    folder: Path = field(default_factory=Path)
+    state: Path | None = None
+    environment: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def shard_threads(self) -> int:
+        """Cores shared out over the shard processes: more threads than cores make both slower (measured)."""
+        return self.threads or max(1, (os.cpu_count() or 1) // (len(self.ranges) * self.replicas))
+
+
+class LocalMesh:
+    """Use as an async context manager; `children` are the head first, then the shards."""
+
+    def __init__(self, plan: Plan, report: Callable[[str], None] = lambda _: None) -> None:
+        self.plan = plan
+        self.routes = plan.folder / "routes.json"
+        self.token = plan.folder / "shard-token"
+        self.state = plan.state or plan.folder / "state.json"
+        self.url = f"http://127.0.0.1:{plan.port}"
+        self.children: list[Child] = []
+        self._report = report
+        self._uid = secrets.token_hex(8)
+        self._epoch = 0
+        self._written: object = None
+        self._changed = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._heard: dict[str, float] = {}
+
+    @property
+    def shards(self) -> list[Child]:
+        """The shard processes."""
+        return [child for child in self.children if child.role == "shard"]
+
+    async def __aenter__(self) -> LocalMesh:
+        self.plan.folder.mkdir(parents=True, exist_ok=True)
+        write_token(self.token)
+        self._build()
+        self._tasks = [asyncio.create_task(child.supervise(self._changed)) for child in self.children]
+        self._tasks += [asyncio.create_task(self._publish()), asyncio.create_task(self._watch_health())]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*(child.stop(STOP_SECONDS) for child in self.children))
+        with contextlib.suppress(FileNotFoundError):
+            self.token.unlink()
+        self._write_state()
+
+    async def ready(self, seconds: float = 600) -> None:
+        """Until the head has a complete path. Raises ConfigError with the end of a log when a process keeps dying."""
+        deadline = time.monotonic() + seconds
+        async with httpx2.AsyncClient() as client:
+            while time.monotonic() < deadline:
+                dead = next((child for child in self.children if len(child.exits) >= 3), None)
+                if dead is not None:
+                    raise ConfigError(f"{dead.name} keeps ending (exit codes {dead.exits}):\n{dead.tail()}")
+                with contextlib.suppress(httpx2.HTTPError):
+                    if (await client.get(f"{self.url}/ready")).status_code == 200:
+                        return
+                await asyncio.sleep(0.2)
+        raise ConfigError(f"the mesh was not ready in {seconds:.0f} s; see the logs in {self.plan.folder}")
+
+    def _build(self) -> None:
+        plan = self.plan
+        shared = {"MESHNET_TOKEN_FILE": str(self.token), "MESHNET_HOST": "127.0.0.1", **plan.environment}
+        served = {"MESHNET_SERVED_NAME": plan.served_name} if plan.served_name else {}
+        head = ["head", "--model", plan.model, "--port", str(plan.port), "--routes", str(self.routes)]
+        self.children = [Child("head", "head", plan.port, head, {**shared, **served}, plan.folder / "head.log")]
+        threads = plan.shard_threads
+        # libgomp's spinning costs more than it saves as soon as processes share cores (docs/performance.md).
+        compute = {"MESHNET_THREADS": str(threads), "GOMP_SPINCOUNT": "10000", **shared}
+        for number, (start, end) in enumerate(plan.ranges):
+            for replica in range(plan.replicas):
+                name = f"shard-{number}" + (f"-{replica}" if plan.replicas > 1 else "")
+                port = free_port()
+                arguments = ["shard", "--model", plan.model, "--port", str(port), "--dtype", plan.dtype]
+                arguments += ["--start-layer", str(start), "--end-layer", str(end)]
+                log = plan.folder / f"{name}.log"
+                self.children.append(Child("shard", name, port, arguments, compute, log, (start, end)))
+
+    async def _publish(self) -> None:
+        """Write the table (a new epoch) when a process came or went, and the state file whenever it differs."""
+        while True:
+            self._changed.clear()
+            pids = [(child.uid, child.pid) for child in self.shards]
+            if pids != self._written:
+                self._written = pids
+                self._epoch += 1
+                table = route_table(self._uid, self._epoch, self.shards)
+                write_whole(self.routes, json.dumps(table, indent=2))
+            self._write_state()
+            await self._changed.wait()
+
+    async def _watch_health(self) -> None:
+        async with httpx2.AsyncClient(timeout=HEALTH_SECONDS * 2) as client:
+            while True:
+                await asyncio.gather(*(self._check(client, child) for child in self.children))
+                await asyncio.sleep(HEALTH_SECONDS)
+
+    async def _check(self, client: httpx2.AsyncClient, child: Child) -> None:
+        """Learn readiness and loading progress; kill a process that listened once and is silent now."""
+        if child.pid is None:
+            return
+        uid, was_ready = child.uid, child.ready
+        try:
+            await client.get(f"{child.url}/healthz")
+            self._heard[uid] = time.monotonic()
+            readiness = await client.get(f"{child.url}/readyz")
+        except httpx2.HTTPError:
+            if uid == child.uid and time.monotonic() - self._heard.get(uid, time.monotonic()) > SILENT_SECONDS:
+                self._report(f"{child.name} (pid {child.pid}) has been silent for {SILENT_SECONDS:.0f} s: killed")
+                child.kill()
+            return
+        child.ready = readiness.status_code == 200
+        if child.ready != was_ready:
+            self._report(f"{child.name} is {'ready' if child.ready else 'not ready'}")
+            self._changed.set()
+
+    def _write_state(self) -> None:
+        write_whole(self.state, state(self.url, self.routes, self.token, self.children))
+
+
+def free_port() -> int:
+    """A port that was free on loopback a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
