@@ -1,8 +1,8 @@
 """Finds the control plane's binaries, and builds those that are nowhere to be found.
 
-Order of search: the folder in KUBEBUILDER_ASSETS, the cache folder, then `go build` into the cache folder. Each tool that
-pins other versions of the same libraries has a go.mod of its own beside this package. A build with an empty Go cache takes
-about ten minutes of two cores, one with a full cache seconds.
+Order of search: the folder in KUBEBUILDER_ASSETS, the cache folder, then `go build` into the cache folder. Each tool
+that pins other versions of the same libraries has a go.mod of its own beside this package. A build with an empty Go
+cache takes about ten minutes of two cores, one with a full cache seconds.
 """
 
 from __future__ import annotations

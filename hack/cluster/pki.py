@@ -1,7 +1,7 @@
 """Certificates and kubeconfigs of one run: a certificate authority, the servers, and one client per user.
 
-Everything lies in the run's folder with mode 0600 and goes with it. Made by the openssl command, since the standard library
-can't sign.
+Everything lies in the run's folder with mode 0600 and goes with it. Made by the openssl command, since the standard
+library can't sign.
 """
 
 from __future__ import annotations

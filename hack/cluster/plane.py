@@ -1,7 +1,7 @@
 """Starts etcd, kube-apiserver, kube-controller-manager and kube-scheduler on loopback, and stops them.
 
-RBAC is on, Pod Security and quotas are enforced, anonymous requests are refused. Every process belongs to the run's folder
-and ends with `stop`; a run that was killed leaves its pids in the folder, and `stop_folder` ends those.
+RBAC is on, Pod Security and quotas are enforced, anonymous requests are refused. Every process belongs to the run's
+folder and ends with `stop`; a run that was killed leaves its pids in the folder, and `stop_folder` ends those.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ class Plane:
 
     folder: Path
     controller_qps: int = 200
+    external: Path | None = None
     server: str = ""
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     ports: dict[str, int] = field(default_factory=dict)
@@ -50,7 +51,12 @@ class Plane:
 
     @property
     def kubeconfig(self) -> Path:
-        return self.pki / "admin.kubeconfig"
+        """Of our own control plane, or of the cluster that `external` names."""
+        return self.external or self.pki / "admin.kubeconfig"
+
+    @property
+    def authority(self) -> Path:
+        return self.pki / "ca.crt"
 
     def start(self, deadline: float = 60.0) -> None:
         """Returns when /readyz is ok and the default namespace has its service account. Raises PlaneError."""
@@ -156,7 +162,9 @@ class Plane:
 
 
 def stop_folder(folder: Path) -> list[str]:
-    """Ends what an earlier `up` left running in `folder`; returns the names. A pid is checked to be the same program."""
+    """Ends what an earlier `up` left running in `folder`; returns the names. A pid is checked to be the same
+    program.
+    """
     ended = []
     for file in sorted(folder.glob("*.pid")):
         pid = int(file.read_text())

@@ -1,4 +1,6 @@
-"""`python -m crd`: writes crds/meshnet.dev_meshmodels.yaml. Needs the control plane's binaries; the result is committed."""
+"""`python -m crd`: writes crds/meshnet.dev_meshmodels.yaml. Needs the control plane's binaries; the result is
+committed.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,7 @@ import tempfile
 from pathlib import Path
 
 from cluster.plane import Plane
+
 from crd.build import RESULT, render
 
 

@@ -1,8 +1,8 @@
 """Puts core types into the CRD's source: a pure function of the source and the API server's OpenAPI schemas.
 
 Core types come without descriptions (they are a third of a megabyte with them). Volumes are cut to the kinds that Pod
-Security "restricted" allows, resources lose `claims`: what the operator could not honour is not in the schema. Lists and
-strings that our CEL rules walk get bounds, without which the API server refuses the rules as too costly.
+Security "restricted" allows, resources lose `claims`: what the operator could not honour is not in the schema. Lists
+and strings that our CEL rules walk get bounds, without which the API server refuses the rules as too costly.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ OWN: dict[str, Schema] = {
         "maxLength": 32,
         "x-kubernetes-validations": [
             {
-                "rule": f"type(self) == int ? self > 0 : (self.matches('{BYTES}') && quantity(self).isGreaterThan(quantity('0')))",
+                "rule": f"type(self) == int ? self > 0 : (self.matches('{BYTES}')"
+                " && quantity(self).isGreaterThan(quantity('0')))",
                 "message": "must be a number of bytes above 0, such as 512Mi or 2Gi",
             }
         ],

@@ -4,12 +4,14 @@
     ├── ConfigError      environment or kubeconfig of this process
     ├── ResourceError    a MeshModel that the schema should have refused
     ├── LeaseLost        another instance leads, or the lease could not be renewed in time: the process must end
+    ├── Stalled          the watch delivers less than the lists show: the process must end
     └── ClusterError     what the API server answered: status, reason, message, retry_after
         ├── Unreachable      no answer: connection, TLS, time-out (status 0)
         ├── Invalid          400, 422: the object is wrong; the same call will fail again
         ├── Forbidden        401, 403: RBAC, quota or an admission policy
         ├── NotFound         404
-        ├── Conflict         409: somebody else wrote first, or the name is taken
+        ├── Conflict         409: somebody else wrote first
+        │   └── NameTaken        an object of that name belongs to somebody else; `leftover`: to an earlier MeshModel
         ├── Gone             410: the watch's resourceVersion is too old, list again
         ├── Busy             429
         └── ServerFault      5xx
@@ -40,6 +42,10 @@ class ResourceError(OperatorError):
 
 class LeaseLost(OperatorError):
     """This instance does not lead any more."""
+
+
+class Stalled(OperatorError):
+    """This instance works on an old view of the cluster."""
 
 
 class ClusterError(OperatorError):
@@ -75,6 +81,16 @@ class NotFound(ClusterError):
 
 class Conflict(ClusterError):
     """A resourceVersion that is not the newest, a name that is taken, or fields of another manager."""
+
+
+class NameTaken(Conflict):
+    """Left alone. A leftover goes by itself, so the same call succeeds later."""
+
+    def __init__(self, what: str, leftover: bool) -> None:
+        owner = "an earlier MeshModel of this name" if leftover else "somebody else"
+        super().__init__(f"{what} belongs to {owner}", 409, "NameTaken")
+        self.what = what
+        self.leftover = leftover
 
 
 class Gone(ClusterError):

@@ -1,8 +1,8 @@
 """Names, labels and annotations of everything that the operator makes.
 
-A shard's Deployment and Service are named after model, shard and range, with a hash over the three: the name is stable while
-the cut is the same, a new cut stands beside the old one, and no two pairs (model, shard) meet in one name. With a model's name
-of 35 characters and a shard's of 20 the longest is 63.
+A shard's Deployment and Service are named after model, shard and range, with a hash over the three: the name is
+stable while the cut is the same, a new cut stands beside the old one, and no two pairs (model, shard) meet in one
+name. With a model's name of 35 characters and a shard's of 20 the longest is 63.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ SHARD = f"{PREFIX}shard"
 START = f"{PREFIX}start-layer"
 END = f"{PREFIX}end-layer"
 REVISION = f"{PREFIX}revision"
+IMAGE = f"{PREFIX}image"
 DRAIN = f"{PREFIX}drain-seconds"
 APPLIED = f"{PREFIX}applied"
 SERVING = f"{PREFIX}serving"

@@ -1,4 +1,5 @@
-"""What we keep of a pod: a few fields of each, so that a thousand pods cost little, and changes that mean nothing are seen to.
+"""What we keep of a pod: a few fields of each, so that a thousand pods cost little, and changes that mean nothing are
+seen to.
 
 Pure. A pod's trouble (why it does not run) is read here too, in words for a person.
 """
@@ -37,6 +38,8 @@ class Pod:
     role: str
     workload: str
     revision: str
+    image: str
+    node: str
     range: Range | None
     address: str
     ready: bool
@@ -55,7 +58,7 @@ def read(body: Mapping[str, Any]) -> Pod:
     """The fields of a pod as the API server sends it. Labels that somebody broke make `range` None."""
     metadata, status = body["metadata"], body.get("status") or {}
     labels = metadata.get("labels") or {}
-    container = next(iter(status.get("containerStatuses") or []), {})
+    container: Mapping[str, Any] = next(iter(status.get("containerStatuses") or []), {})
     phase = status.get("phase", "Pending")
     conditions = {one["type"]: one for one in status.get("conditions") or []}
     failed = phase in ("Failed", "Succeeded")
@@ -68,6 +71,8 @@ def read(body: Mapping[str, Any]) -> Pod:
         role=labels.get(names.ROLE, ""),
         workload=labels.get(names.WORKLOAD, ""),
         revision=labels.get(names.REVISION, ""),
+        image=labels.get(names.IMAGE, ""),
+        node=(body.get("spec") or {}).get("nodeName", ""),
         range=_range(labels),
         address=status.get("podIP", ""),
         ready=not failed and conditions.get("Ready", {}).get("status") == "True",

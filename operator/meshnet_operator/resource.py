@@ -1,7 +1,7 @@
 """A typed view of the MeshModel: what the rest of the package reads instead of raw keys.
 
-Defaults here and in the CRD are the same values (a test walks both). Values of core types (affinity, env, volumes ...) stay
-the dictionaries that the API server has checked. Nothing here knows Deployments.
+Defaults here and in the CRD are the same values (a test walks both). Values of core types (affinity, env, volumes
+...) stay the dictionaries that the API server has checked. Nothing here knows Deployments.
 """
 
 from __future__ import annotations
@@ -74,7 +74,9 @@ class Key:
 
 @dataclass(frozen=True)
 class MeshModel:
-    """One MeshModel. `spec` and `status` are as the API server sent them; `section` reads an optional part of the spec."""
+    """One MeshModel. `spec` and `status` are as the API server sent them; `section` reads an optional part of the
+    spec.
+    """
 
     key: Key
     uid: str

@@ -2,13 +2,14 @@
 
     next_table(previous, model's uid and cut, pods) -> Table
 
-States of an endpoint: `ready`; `draining` (its pod is being deleted, `deadline` is when it stops); `suspect` (listed before,
-not Ready now, its container still runs, and no ready endpoint of its range is left: a partitioned control plane marks healthy
-pods so). All others are out. Nodes are never looked at.
+States of an endpoint: `ready`; `draining` (its pod is being deleted, `deadline` is when it stops); `suspect` (listed
+before, not Ready now, its container still runs, and no ready endpoint of its range is left: a partitioned control
+plane marks healthy pods so). All others are out. Nodes are never looked at.
 
-Layouts: the wanted cut is always listed. Another cut stays listed while one of its own pods lives, `active` until the wanted
-cut is complete, `retiring` from then on. A cut is split in two where its pods report two fingerprints, so that a generation
-never meets a shard that it can't use. `serving` is the id of the cut that was complete last: what must not be deleted.
+Layouts: the wanted cut is always listed. Another cut stays listed while one of its own pods lives, `active` until the
+wanted cut is complete, `retiring` from then on. A cut is split in two where its pods report two fingerprints, so that
+a generation never meets a shard that it can't use. `serving` is the id of the cut that was complete last: what must
+not be deleted.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from datetime import datetime
 from typing import Any, Literal
 
 from meshnet_operator import names
+from meshnet_operator.identity import Identity
 from meshnet_operator.pods import Pod
 from meshnet_operator.resource import Range
 
@@ -96,21 +98,19 @@ class Target:
     uid: str
     cut: tuple[Range, ...]
     cluster_domain: str = "cluster.local"
-    pinned: str = ""
 
 
-def next_table(
-    previous: Table, target: Target, pods: Iterable[Pod], fingerprints: Mapping[str, str] | None = None
-) -> Table:
+NOBODY = Identity()
+
+
+def next_table(previous: Table, target: Target, pods: Iterable[Pod], identity: Identity = NOBODY) -> Table:
     """The table that these pods call for, with the epoch of `previous` (the writer counts it up when it differs).
 
-    fingerprints: pod uid -> what that shard reported. A pod of another model's uid is ignored, one whose fingerprint differs
-    from the pinned one is refused.
+    A pod of another model's uid is ignored, one that `identity` refuses is out.
     """
-    prints = fingerprints or {}
     if previous.uid != target.uid:
         previous = Table(target.uid, previous.epoch)
-    mine = [pod for pod in pods if pod.model_uid == target.uid and pod.range is not None]
+    mine = [pod for pod in pods if pod.model_uid == target.uid and pod.range and pod.uid not in identity.refused]
     listed = {end.uid for layout in previous.layouts for shard in layout.shards for end in shard.endpoints}
     wanted = names.layout(target.cut)
     cuts = {wanted: target.cut}
@@ -118,7 +118,7 @@ def next_table(
         cuts.setdefault(names.layout(old.cut), old.cut)
     made: list[Layout] = []
     for cut in cuts.values():
-        made += _layouts(target, cut, mine, listed, prints)
+        made += _layouts(target, cut, mine, listed, identity)
     serving = _serving(made, wanted, previous)
     done = wanted == serving and any(one.complete for one in made if names.layout(one.cut) == wanted)
     kept = [
@@ -140,21 +140,18 @@ def _alive(layout: Layout, target: tuple[Range, ...]) -> bool:
 
 
 def _layouts(
-    target: Target, cut: tuple[Range, ...], pods: list[Pod], listed: set[str], prints: Mapping[str, str]
+    target: Target, cut: tuple[Range, ...], pods: list[Pod], listed: set[str], identity: Identity
 ) -> list[Layout]:
-    """One layout of the cut for each fingerprint among its pods. A pod that has not reported yet counts as pinned."""
-    pinned = target.pinned
-
-    def of(pod: Pod) -> str:
-        return prints.get(pod.uid, pinned)
-
-    found = sorted({of(pod) for pod in pods if pod.range in cut and pod.uid in prints and of(pod)} - {pinned})
-    allowed = [pinned] if pinned else (found or [""])
+    """One layout of the cut for each fingerprint among its pods. A pod that has not reported yet counts to the
+    first.
+    """
+    found = {identity.prints.get(pod.uid, "") for pod in pods if pod.range in cut} - {""}
+    first = identity.pinned if identity.pinned in found or not found else min(found)
     made = []
-    for index, fingerprint in enumerate(allowed):
-        mine = [pod for pod in pods if of(pod) == fingerprint or (index == 0 and not of(pod))]
+    for fingerprint in [first, *sorted(found - {first})]:
+        mine = [pod for pod in pods if (identity.prints.get(pod.uid) or first) == fingerprint]
         shards = tuple(_shard(target, part, mine, listed) for part in cut)
-        suffix = "" if index == 0 else f"-{names.digest(fingerprint, 4)}"
+        suffix = "" if fingerprint == first else f"-{names.digest(fingerprint, 4)}"
         made.append(Layout(names.layout(cut) + suffix, fingerprint, "active", shards))
     return made
 
@@ -182,8 +179,10 @@ def _endpoint(pod: Pod, state: State, deadline: float | None = None) -> Endpoint
 
 
 def _deadline(pod: Pod) -> float | None:
-    """When the shard stops, in seconds since 1970: the API server's deletionTimestamp is the end of the grace period, which
-    is the drain time and a reserve for the way down."""
+    """When the shard stops, in seconds since 1970.
+
+    The API server's deletionTimestamp is the end of the grace period: the drain time and a reserve for the way down.
+    """
     if pod.deletion is None:
         return None
     end = datetime.fromisoformat(pod.deletion.replace("Z", "+00:00")).timestamp()
@@ -214,7 +213,7 @@ def to_json(table: Table) -> str:
 
 
 def from_json(text: str, serving: str = "") -> Table:
-    """The table of a document; an empty table where it can't be read (somebody edited it: the next write puts it right)."""
+    """The table of a document; an empty one where it can't be read: somebody edited it, and the next write mends it."""
     try:
         raw: dict[str, Any] = json.loads(text)
         layouts = tuple(_layout(one) for one in raw["layouts"])

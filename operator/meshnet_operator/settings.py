@@ -42,6 +42,7 @@ class OperatorSettings(BaseSettings):
     hub_endpoint: str = Field(
         default="", description="hub that resolves tags and branches to commits; empty: not resolved"
     )
+    exit_seconds: float = Field(default=10, ge=0, description="hanging so long at its end, it is killed; 0: never")
     cluster_domain: str = "cluster.local"
     host: str = "0.0.0.0"
     port: int = Field(default=8081, ge=0, le=65535, description="/healthz, /readyz and /metrics")

@@ -2,8 +2,9 @@
 
 Allowed pairs of model.source and weights.volume (the CRD refuses the others):
 
-    hf://       none or emptyDir: a cache as long as the pod's life; a claim: a cache that stays (readOnly: filled already,
-                the hub is never asked); an image: a filled cache, never asked
+    hf://       none or emptyDir: a cache as long as the pod's life
+                a claim: a cache that stays (readOnly: filled already, the hub is never asked)
+                an image: a filled cache, never asked
     pvc://      none: the claim is mounted read-only
     image://    none: the image is mounted read-only
     file:///    none: the model is in the node image
@@ -38,7 +39,9 @@ class Weights:
 
 
 def weights(model: MeshModel) -> Weights:
-    """How the pods of this MeshModel get at its weights. Raises ResourceError for a source that the CRD would refuse."""
+    """How the pods of this MeshModel get at its weights. Raises ResourceError for a source that the CRD would
+    refuse.
+    """
     scheme, _, rest = str(model.spec["model"]["source"]).partition("://")
     if scheme == "hf":
         return _hub(rest, model.section("weights").get("volume") or {})

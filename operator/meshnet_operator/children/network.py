@@ -16,7 +16,7 @@ from meshnet_operator.source import weights
 
 PROMETHEUS = [{"namespaceSelector": {}, "podSelector": {"matchLabels": {"app.kubernetes.io/name": "prometheus"}}}]
 OPERATOR = {"namespaceSelector": {}, "podSelector": {"matchLabels": {"app.kubernetes.io/name": "meshnet-operator"}}}
-EVERYWHERE = [{"namespaceSelector": {}}]
+EVERYWHERE: list[Object] = [{"namespaceSelector": {}}]
 
 
 def policies(model: MeshModel) -> list[Object]:

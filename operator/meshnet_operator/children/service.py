@@ -1,7 +1,7 @@
 """The API's Service, which has the MeshModel's name, and a headless Service for each range.
 
-A head that has no usable endpoint in its table looks into the range's Service, which also lists pods that are not ready: that
-works while the operator is down.
+A head that has no usable endpoint in its table looks into the range's Service, which also lists pods that are not
+ready: that works while the operator is down.
 """
 
 from __future__ import annotations

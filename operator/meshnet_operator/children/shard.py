@@ -20,8 +20,10 @@ POD_FIELDS = (
 
 
 def inputs(model: MeshModel, shard: Shard, image: str, revision: str | None) -> Object:
-    """Everything of the MeshModel that this shard's pods depend on: another value is another revision of them. Replicas,
-    and values that equal their default, are not in it."""
+    """Everything of the MeshModel that this shard's pods depend on: another value is another revision of them.
+
+    Replicas, and values that equal their default, are not in it.
+    """
     own = {key: part for key, part in shard.raw.items() if key != "replicas"}
     model_part = {key: part for key, part in model.stated("model").items() if key not in ("servedName", "revision")}
     made = {
@@ -54,7 +56,12 @@ def template(model: MeshModel, shard: Shard, image: str, revision: str | None, s
     annotations = {names.DRAIN: str(drain), **shard.raw.get("podAnnotations", {})}
     if restarted := model.spec.get("restartedAt"):
         annotations[f"{names.PREFIX}restarted-at"] = restarted
-    labels = {**shard.raw.get("podLabels", {}), **pod_labels(model, shard), names.REVISION: stamp}
+    labels = {
+        **shard.raw.get("podLabels", {}),
+        **pod_labels(model, shard),
+        names.REVISION: stamp,
+        names.IMAGE: names.digest(image, 10),
+    }
     return {"metadata": {"labels": labels, "annotations": annotations}, "spec": spec}
 
 

@@ -1,7 +1,7 @@
 """Deployments, and the ControllerRevisions that keep their pod templates.
 
-A template is made once for each set of inputs, stored, and applied as it was stored from then on: another version of the
-operator, which would render another template from the same MeshModel, rolls nothing.
+A template is made once for each set of inputs, stored, and applied as it was stored from then on: another version of
+the operator, which would render another template from the same MeshModel, rolls nothing.
 """
 
 from __future__ import annotations
