@@ -153,6 +153,15 @@ async def space(plane: Plane, nodes: Nodes) -> AsyncIterator[Space]:
     await asyncio.sleep(0.1)
 
 
+@pytest.fixture
+async def admin(plane: Plane) -> AsyncIterator[Cluster]:
+    """The administrator's client, for tests that need no namespace of their own."""
+    cluster = Cluster(await load_configuration(plane.kubeconfig), 30.0, 64)
+    yield cluster
+    await cluster.close()
+    await asyncio.sleep(0.1)
+
+
 Start = Callable[..., Awaitable["Running"]]
 
 
