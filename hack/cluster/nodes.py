@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Coroutine
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -181,8 +182,12 @@ class Nodes:
         await self._opened().patch(kind, namespace, name, body, "status")
 
 
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
 def _condition(kind: str, holds: bool) -> Object:
-    return {"type": kind, "status": "True" if holds else "False", "lastTransitionTime": "2026-01-01T00:00:00Z"}
+    return {"type": kind, "status": "True" if holds else "False", "lastTransitionTime": _now()}
 
 
 def _running(address: str, ready: bool) -> Object:
@@ -194,7 +199,7 @@ def _running(address: str, ready: bool) -> Object:
         "ready": ready,
         "started": True,
         "restartCount": 0,
-        "state": {"running": {"startedAt": "2026-01-01T00:00:00Z"}},
+        "state": {"running": {"startedAt": _now()}},
         "lastState": {},
     }
     return {

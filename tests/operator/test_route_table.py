@@ -137,7 +137,7 @@ def test_two_fingerprints_are_two_layouts_and_a_stranger_of_one_image_is_refused
     assert seen.refused == {"x"}
     assert seen.pinned == "f1"
     made = table(pods, identity=seen)
-    assert [(one.fingerprint, one.id) for one in made.layouts][0] == ("f1", names.layout(TARGET.cut))
+    assert (made.layouts[0].fingerprint, made.layouts[0].id) == ("f1", names.layout(TARGET.cut))
     assert [one.fingerprint for one in made.layouts] == ["f1", "f2"]
     assert states(made)["front"] == [("a", "ready")]
     assert states(made, 1)["front"] == [("n", "ready")]
