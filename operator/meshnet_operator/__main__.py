@@ -33,8 +33,8 @@ class Ended(OperatorError):
 async def serve(settings: OperatorSettings, stop: asyncio.Event | None = None) -> None:
     """Returns after a signal, or when `stop` is set. Raises ConfigError, LeaseLost or Stalled."""
     configuration = await load_configuration(settings.kubeconfig)
-    cluster = Cluster(configuration, settings.request_timeout, settings.connections)
     metrics = Metrics(CollectorRegistry())
+    cluster = Cluster(configuration, settings.request_timeout, settings.connections, metrics.asked)
     state = health.Health(metrics.registry)
     server = health.serve(state, settings.host, settings.port)
     log.info("listening", extra={"port": server.server_address[1]})

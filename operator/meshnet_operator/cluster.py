@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,14 +71,21 @@ async def load_configuration(kubeconfig: Path | None) -> Configuration:
 class Cluster:
     """Calls by kind. One per process and event loop; close it."""
 
-    def __init__(self, configuration: Configuration, timeout: float = 15.0, connections: int = 32) -> None:
+    def __init__(
+        self,
+        configuration: Configuration,
+        timeout: float = 15.0,
+        connections: int = 32,
+        asked: Callable[[str], None] = lambda method: None,
+    ) -> None:
+        """asked: called with the method of each request."""
         # Watches hold a connection each, beside the calls.
         configuration.connection_pool_maxsize = connections + 16
         self._api = ApiClient(configuration)
         self._api.user_agent = MANAGER
         self._timeout = timeout
         self._slots = asyncio.Semaphore(connections)
-        self.requests = 0
+        self._asked = asked
 
     async def close(self) -> None:
         await self._api.close()
@@ -198,7 +205,7 @@ class Cluster:
         content: str = "application/json",
         accept: str = "application/json",
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        self.requests += 1
+        self._asked(method)
         headers = {"Accept": accept, "Content-Type": content, "User-Agent": MANAGER}
         url = self._api.configuration.host + path + (f"?{urlencode(query)}" if query else "")
         try:

@@ -37,6 +37,8 @@ log = logging.getLogger(__name__)
 Object = dict[str, Any]
 # The slow lane looks a little after the pods changed: the table goes first, and changes come in groups.
 SETTLE = 0.1
+# How many times the slow lane waits for the routes lane: it must come to its turn in any case.
+PATIENCE = 20
 SILENT = 3.0
 
 
@@ -60,7 +62,7 @@ class Controller:
         )  # fmt: skip
         jitter = random.Random()
         self.routes = KeyQueue("routes", self.publisher.work, settings.route_workers, jitter)
-        self.slow = KeyQueue("slow", self.reconciler.work, settings.workers, jitter)
+        self.slow = KeyQueue("slow", self._slow_turn, settings.workers, jitter)
         self._prober = Prober(self.store, self._told)
         watch, resync = settings.watch_seconds, settings.resync_seconds
         self._pods: View[Pod] = View(
@@ -72,6 +74,14 @@ class Controller:
         self._delivered: dict[Key, tuple[str, int]] = {}
         self._behind: dict[Key, float] = {}
         self.started = False
+
+    async def _slow_turn(self, key: Key) -> float | None:
+        """A turn of the slow lane, which lets tables go first when many are due."""
+        for _ in range(PATIENCE):
+            if not self.routes.busy:
+                break
+            await asyncio.sleep(SETTLE)
+        return await self.reconciler.work(key)
 
     # What comes in
 
@@ -105,9 +115,9 @@ class Controller:
             self.slow.add(key)
 
     def _forget(self, key: Key) -> None:
+        self.reconciler.forget(key)
         self.store.forget(key)
         self.publisher.forget(key)
-        self.reconciler.forget(key)
         self.routes.forget(key)
         self.slow.forget(key)
         self._metrics.forget(key)
@@ -170,7 +180,7 @@ class Controller:
             except ClusterError as error:
                 log.warning("first list failed", extra={"reason": str(error)})
                 await asyncio.sleep(max(delay, error.retry_after or 0.0))
-                delay = min(10.0, delay * 2)
+                delay = min(2.0, delay * 2)
 
     async def _resyncs(self) -> None:
         while True:

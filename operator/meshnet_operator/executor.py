@@ -11,7 +11,7 @@ import secrets
 from dataclasses import dataclass, field
 from typing import Any
 
-from meshnet_operator import diff, kinds
+from meshnet_operator import diff, kinds, names
 from meshnet_operator.children import access
 from meshnet_operator.cluster import Cluster
 from meshnet_operator.errors import Busy, ClusterError, Conflict, Forbidden, NameTaken, NotFound, Unreachable
@@ -46,6 +46,8 @@ class Executor:
         self._cluster = cluster
         self._store = store
         self._metrics = metrics
+        # What was found equal last: (kind, uid) -> digest of what is wanted, version of what is there.
+        self._equal: dict[tuple[Kind, str], tuple[str, str]] = {}
 
     async def carry_out(self, model: MeshModel, plan: Plan, children: Children) -> Result:
         result = Result()
@@ -87,7 +89,7 @@ class Executor:
             check_owner(model, live, f"{kind.kind} {body['metadata']['name']}")
             if "deletionTimestamp" in live["metadata"]:
                 raise NameTaken(f"{kind.kind} {body['metadata']['name']}", leftover=True)
-            where = diff.differs(body, live)
+            where = self._differs(body, kind, live)
             if where is None:
                 return
             log.info("apply", extra={"model": str(model.key), "kind": kind.kind, "at": where})
@@ -99,6 +101,22 @@ class Executor:
             raise
         self._count(kind, result)
         self._store.set_child(kind, answer)
+
+    def _differs(self, body: Object, kind: Kind, live: Object) -> str | None:
+        """The first difference. The same pair is not compared twice: most turns come from pods and change no child."""
+        identity = (kind, live["metadata"]["uid"])
+        pair = (body["metadata"]["annotations"][names.APPLIED], live["metadata"]["resourceVersion"])
+        if self._equal.get(identity) == pair:
+            return None
+        where = diff.differs(body, live)
+        if where is None:
+            self._equal[identity] = pair
+        return where
+
+    def forget(self, gone: Children) -> None:
+        for kind, bodies in gone.items():
+            for body in bodies.values():
+                self._equal.pop((kind, body["metadata"]["uid"]), None)
 
     async def _secret(self, model: MeshModel, body: Object, result: Result) -> None:
         """POST only: an existing Secret is never overwritten, and its content never read."""
@@ -133,6 +151,7 @@ class Executor:
         except ClusterError as error:
             result.retry = result.retry or error
             return
+        self.forget({kind: {name: body}})
         self._store.drop_child(kind, model.key, name)
 
     def _count(self, kind: Kind, result: Result) -> None:

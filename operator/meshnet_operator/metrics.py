@@ -27,6 +27,9 @@ class Metrics:
         self.watch_age = Gauge("meshnet_watch_age_seconds", "since anything was heard", ("kind",), registry=registry)
         self.route_epoch = Gauge("meshnet_route_epoch", "version of the route table", MODEL, registry=registry)
         self.writes = Counter("meshnet_writes_total", "writes to the API server", ("kind",), registry=registry)
+        self.requests = Counter(
+            "meshnet_api_requests_total", "requests to the API server", ("method",), registry=registry
+        )
         self.shard_ready = Gauge(
             "meshnet_shard_ready_pods", "ready pods of a shard", (*MODEL, "shard"), registry=registry
         )
@@ -40,6 +43,9 @@ class Metrics:
             buckets=(1, 2, 5, 10, 20, 30, 60, 120, 300, 600),
         )
         self.leader = Gauge("meshnet_operator_leader", "1: this instance leads", registry=registry)
+
+    def asked(self, method: str) -> None:
+        self.requests.labels(method).inc()
 
     def forget(self, key: Key) -> None:
         """Removes the series of a MeshModel that is gone."""

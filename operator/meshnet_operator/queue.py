@@ -56,6 +56,11 @@ class KeyQueue:
     def waiting(self) -> int:
         return len(self._due) + self._ready.qsize()
 
+    @property
+    def busy(self) -> bool:
+        """Whether keys are being worked on, or due now."""
+        return bool(self._running)
+
     async def run(self) -> None:
         """Until cancelled. An error that `work` should not have raised ends it, and with it the process."""
         async with asyncio.TaskGroup() as group:

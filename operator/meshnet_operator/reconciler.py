@@ -79,6 +79,7 @@ class Reconciler:
         return str(model.spec.get("image") or pinned or self._settings.node_image)
 
     def forget(self, key: Key) -> None:
+        self._executor.forget(self._store.children(key))
         self._claims.pop(key, None)
         self._written.pop(key, None)
 
@@ -114,8 +115,9 @@ class Reconciler:
         plan = desired(model, seen)
         if not model.paused and result.retry is None:
             result = await self._executor.carry_out(model, plan, seen.children)
-            seen = replace(seen, children=self._store.children(model.key))
-            plan = replace(plan, rollout=desired(model, seen).rollout)
+            if result.writes:
+                seen = replace(seen, children=self._store.children(model.key))
+                plan = replace(plan, rollout=desired(model, seen).rollout)
         again = await self._report(model, seen, plan, result)
         if result.retry is not None:
             raise result.retry

@@ -36,7 +36,7 @@ class OperatorSettings(BaseSettings):
     connections: int = Field(default=32, ge=1, description="requests in flight")
     workers: int = Field(default=8, ge=1, description="MeshModels that the slow lane works on at once")
     route_workers: int = Field(default=24, ge=1, description="route tables written at once")
-    coalesce_seconds: float = Field(default=0.02, ge=0, description="pod events in this window make one table")
+    coalesce_seconds: float = Field(default=0.005, ge=0, description="pod events in this window make one table")
     status_seconds: float = Field(default=1.0, gt=0, description="time between two status writes of a model")
     probe_shards: bool = Field(default=True, description="ask ready shards for their fingerprint (GET /v1/info)")
     hub_endpoint: str = Field(

@@ -121,8 +121,12 @@ class Space:
 
     async def until_ready(self, model: str = "demo", seconds: float = 20.0) -> None:
         async def ready() -> bool:
-            found = await self.conditions(model)
-            return found.get("Ready", {}).get("status") == "True" and found["Progressing"]["reason"] == "Complete"
+            body = await self.get(kinds.MESHMODEL, model)
+            status = body.get("status", {})
+            found = {one["type"]: one for one in status.get("conditions", [])}
+            if not found or status["observedGeneration"] != body["metadata"]["generation"]:
+                return False
+            return found["Ready"]["status"] == "True" and found["Progressing"]["reason"] == "Complete"
 
         await self.until(ready, seconds, f"{model} ready and complete")
 
