@@ -11,6 +11,7 @@ from pathlib import Path
 
 from cluster.plane import Plane
 
+from crd import reference
 from crd.build import RESULT, render
 
 
@@ -30,6 +31,7 @@ def main() -> int:
             plane.stop()
     RESULT.parent.mkdir(exist_ok=True)
     RESULT.write_text(render(schemas))
+    reference.TARGET.write_text(reference.render())
     print(f"{RESULT.name}: {RESULT.stat().st_size} bytes")
     return 0
 

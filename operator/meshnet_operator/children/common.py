@@ -55,8 +55,6 @@ def base_env(model: MeshModel, revision: str | None) -> list[Object]:
         value("MESHNET_TOKEN_FILE", f"{TOKEN_FOLDER}/token"),
         {"name": "MESHNET_POD_UID", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}},
         value("MESHNET_STATELESS", model.section("options")["stateless"]),
-        value("MESHNET_DETERMINISM", model.section("options")["determinism"]),
-        value("MESHNET_ALLOW_CAST", model.section("options")["allowCast"]),
         value("MESHNET_TRUST_REMOTE_CODE", model.section("model")["trustRemoteCode"]),
         value("HOME", STATE),
         value("HF_HOME", f"{STATE}/hub"),

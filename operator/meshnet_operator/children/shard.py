@@ -87,6 +87,8 @@ def _resources(shard: Shard) -> Object:
 def _env(model: MeshModel, shard: Shard, revision: str | None) -> list[Object]:
     env = [
         *common.base_env(model, revision),
+        value("MESHNET_DETERMINISM", model.section("options")["determinism"]),
+        value("MESHNET_ALLOW_CAST", model.section("options")["allowCast"]),
         value("MESHNET_DTYPE", model.section("model")["dtype"]),
         value("MESHNET_START_LAYER", shard.range.start),
         value("MESHNET_END_LAYER", shard.range.end),
