@@ -18,6 +18,7 @@ import asyncio
 import json
 import os
 import re
+import signal
 import statistics
 import subprocess
 import sys
@@ -37,6 +38,7 @@ from meshnet_operator.errors import ClusterError
 
 Object = dict[str, Any]
 SPACES = 4
+LIMIT = 1800
 
 
 def meshmodel(name: str) -> Object:
@@ -157,15 +159,15 @@ class Bench:
                 group.create_task(self.cluster.create(body, kinds.MESHMODEL, self.spaces[at % SPACES]))
 
     async def _until_ready(self) -> None:
-        end = time.monotonic() + 600
+        end = time.monotonic() + LIMIT
         while time.monotonic() < end:
             listing = await self.cluster.list(kinds.MESHMODEL, None)
             ready = sum(_holds(body, "Ready") and not _holds(body, "Progressing") for body in listing.items)
             if ready == self.args.models:
                 return
             print(f"{ready} of {self.args.models} ready", file=sys.stderr)
-            await asyncio.sleep(2)
-        raise SystemExit("not all MeshModels became ready in 600 s")
+            await asyncio.sleep(5)
+        raise SystemExit(f"not all MeshModels became ready in {LIMIT} s")
 
     async def _pods(self) -> list[Object]:
         """One shard pod of each MeshModel, of another shard from model to model."""
@@ -269,6 +271,8 @@ def main() -> int:
     parser.add_argument("--storm", type=int, default=100)
     parser.add_argument("--foreign", type=int, default=0)
     args = parser.parse_args()
+    # The processes below are ended on the way out.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     with tempfile.TemporaryDirectory() as folder:
         plane = Plane(Path(folder), controller_qps=1000)
         plane.start()

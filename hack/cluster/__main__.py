@@ -30,7 +30,7 @@ def main(argv: list[str] | None = None) -> int:
         if args.action == "up":
             shutil.rmtree(args.folder, ignore_errors=True)
             args.folder.mkdir(parents=True)
-            plane = Plane(args.folder.resolve())
+            plane = Plane(args.folder.resolve(), outlive=True)
             plane.start()
             print(f"export KUBECONFIG={plane.kubeconfig}")
             return 0

@@ -6,6 +6,7 @@ folder and ends with `stop`; a run that was killed leaves its pids in the folder
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import socket
@@ -34,12 +35,20 @@ def free_ports(count: int) -> list[int]:
             one.close()
 
 
+def _die_with_parent() -> None:
+    """In the child: the kernel ends it when the thread that started it ends."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+
+
 @dataclass
 class Plane:
-    """A control plane in `folder`. `kubeconfig` is the administrator's once `start` has returned."""
+    """A control plane in `folder`; unless it shall `outlive` this process, it ends with it. `kubeconfig` is the
+    administrator's once `start` has returned.
+    """
 
     folder: Path
     controller_qps: int = 200
+    outlive: bool = False
     external: Path | None = None
     server: str = ""
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
@@ -87,7 +96,14 @@ class Plane:
         log = self.folder / f"{name}.log"
         with log.open("ab") as output:
             command = [str(ensure(name)), *flags]
-            process = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
+            process = subprocess.Popen(
+                command,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                # A test run that is killed can stop nothing any more.
+                preexec_fn=None if self.outlive else _die_with_parent,
+            )
         self.processes[name] = process
         (self.folder / f"{name}.pid").write_text(str(process.pid))
 

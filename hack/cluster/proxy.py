@@ -43,6 +43,7 @@ class FaultProxy:
     lost: set[tuple[str, str]] = field(default_factory=set)
     slow: float = 0.0
     seen: list[tuple[str, str]] = field(default_factory=list)
+    accepts: dict[str, set[str]] = field(default_factory=dict)
     address: str = ""
     _watches: dict[asyncio.Task[None] | None, tuple[str, web.StreamResponse]] = field(default_factory=dict)
 
@@ -100,6 +101,9 @@ class FaultProxy:
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         self.seen.append((request.method, request.path_qs))
+        if request.method == "GET":
+            last = "/" + request.path.rsplit("/", 1)[1]
+            self.accepts.setdefault(last, set()).add(request.headers.get("Accept", ""))
         if self.slow:
             await asyncio.sleep(self.slow)
         await self._voice.wait()

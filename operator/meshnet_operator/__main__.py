@@ -12,11 +12,10 @@ import logging
 import signal
 import sys
 
-from kubernetes.aio.client.configuration import Configuration
 from prometheus_client import CollectorRegistry
 
 from meshnet_operator import handlers, health, logs
-from meshnet_operator.cluster import Cluster, load_configuration
+from meshnet_operator.cluster import Cluster, Configuration, load_configuration
 from meshnet_operator.controller import Controller
 from meshnet_operator.errors import ConfigError, LeaseLost, OperatorError, Stalled
 from meshnet_operator.lease import Lease, LeaseTimes

@@ -28,6 +28,7 @@ from meshnet_operator.kinds import Kind
 from meshnet_operator.names import MANAGER
 
 Object = dict[str, Any]
+__all__ = ["Cluster", "Configuration", "Listing", "WatchEvent", "load_configuration"]
 
 PAGE = 500
 GONE = 410
@@ -144,9 +145,9 @@ class Cluster:
 
     # Writing
 
-    async def apply(self, body: Object, kind: Kind, namespace: str) -> Object:
+    async def apply(self, body: Object, kind: Kind, namespace: str, manager: str = MANAGER) -> Object:
         """Server-side apply by our field manager. A `metadata.uid` in the body makes it hit that very object only."""
-        query = {"fieldManager": MANAGER, "force": "true"}
+        query = {"fieldManager": manager, "force": "true"}
         url = kind.url(namespace, body["metadata"]["name"])
         return await self._call("PATCH", url, query, body, "application/apply-patch+yaml")
 

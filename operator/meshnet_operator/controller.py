@@ -29,7 +29,7 @@ from meshnet_operator.queue import KeyQueue
 from meshnet_operator.reconciler import Reconciler
 from meshnet_operator.resource import Key, MeshModel, parse
 from meshnet_operator.settings import OperatorSettings
-from meshnet_operator.store import Store, key_of, trim
+from meshnet_operator.store import Store, key_of, pack, unpack
 from meshnet_operator.watch import View
 
 log = logging.getLogger(__name__)
@@ -68,8 +68,8 @@ class Controller:
         self._pods: View[Pod] = View(
             cluster, kinds.POD, self._namespace, names.SELECTOR, pods.read, self._pod_changed, watch, resync
         )
-        self._deployments: View[Object] = View(
-            cluster, kinds.DEPLOYMENT, self._namespace, names.SELECTOR, trim, self._deployment_changed, watch, resync
+        self._deployments: View[bytes] = View(
+            cluster, kinds.DEPLOYMENT, self._namespace, names.SELECTOR, pack, self._deployment_changed, watch, resync
         )
         self._delivered: dict[Key, tuple[str, int]] = {}
         self._behind: dict[Key, float] = {}
@@ -136,15 +136,16 @@ class Controller:
         if new is not None and self._settings.probe_shards:
             self._prober.want(new)
 
-    def _deployment_changed(self, old: Object | None, new: Object | None) -> None:
+    def _deployment_changed(self, before: bytes | None, after: bytes | None) -> None:
+        old, new = (None if one is None else unpack(one) for one in (before, after))
         body = new or old
         if body is None:
             return
         key = key_of(body)
         if new is None:
             self.store.drop_child(kinds.DEPLOYMENT, key, body["metadata"]["name"])
-        else:
-            self.store.set_child(kinds.DEPLOYMENT, new)
+        if after is not None:
+            self.store.set_child(kinds.DEPLOYMENT, after)
         if key in self.store.models and not _only_counts(old, new):
             self.slow.add(key, SETTLE)
 
@@ -203,7 +204,8 @@ class Controller:
         self.store.set_secrets(await self._list(kinds.SECRET, metadata_only=True))
         changed |= self.publisher.seen(await self._list(kinds.CONFIGMAP))
         self._compare((await self._cluster.list(kinds.MESHMODEL, self._namespace)).items)
-        self._prober.again()
+        if self._settings.probe_shards:
+            self._prober.again()
         for key, model in self.store.models.items():
             if not self.store.has_secret(model):
                 changed.add(key)

@@ -21,7 +21,7 @@ from meshnet_operator.plan import Children, Plan
 from meshnet_operator.pods import Trouble
 from meshnet_operator.publisher import check_owner
 from meshnet_operator.resource import MeshModel
-from meshnet_operator.store import Store
+from meshnet_operator.store import Store, pack
 
 log = logging.getLogger(__name__)
 
@@ -92,6 +92,7 @@ class Executor:
             where = self._differs(body, kind, live)
             if where is None:
                 return
+            await self._let_go_of_replicas(model, body, kind, live)
             log.info("apply", extra={"model": str(model.key), "kind": kind.kind, "at": where})
             body = {**body, "metadata": {**body["metadata"], "uid": live["metadata"]["uid"]}}
         try:
@@ -100,7 +101,18 @@ class Executor:
             self._store.drop_child(kind, model.key, body["metadata"]["name"])
             raise
         self._count(kind, result)
-        self._store.set_child(kind, answer)
+        self._store.set_child(kind, pack(answer))
+
+    async def _let_go_of_replicas(self, model: MeshModel, body: Object, kind: Kind, live: Object) -> None:
+        """A count that the spec does not set any more stays as it is until somebody scales: a field that its only owner
+        leaves out of an apply would fall back to 1. A suspended Deployment's 0 is no count to keep.
+        """
+        count = live.get("spec", {}).get("replicas")
+        if kind != kinds.DEPLOYMENT or not live.get("ownsReplicas") or "replicas" in body["spec"] or not count:
+            return
+        metadata = {"name": body["metadata"]["name"], "uid": live["metadata"]["uid"]}
+        keep = {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": metadata, "spec": {"replicas": count}}
+        await self._cluster.apply(keep, kind, model.namespace, f"{names.MANAGER}-handover")
 
     def _differs(self, body: Object, kind: Kind, live: Object) -> str | None:
         """The first difference. The same pair is not compared twice: most turns come from pods and change no child."""

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import kopf
-from kubernetes.aio.client.configuration import Configuration
 
+from meshnet_operator.cluster import Configuration
 from meshnet_operator.resource import GROUP, PLURAL, VERSION
 from meshnet_operator.settings import OperatorSettings
 

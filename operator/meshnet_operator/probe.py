@@ -42,8 +42,11 @@ class Prober:
             self._wanted.put_nowait(pod)
 
     def again(self) -> None:
-        """Lets pods be asked again that did not answer; forgets those that are gone."""
+        """Asks all pods that have not answered; forgets those that are gone."""
         self._asked &= set(self._store.reported)
+        for key in list(self._store.models):
+            for pod in self._store.pods(key):
+                self.want(pod)
 
     async def run(self) -> None:
         """Until cancelled."""

@@ -40,7 +40,7 @@ def build(model: MeshModel, seen: Observed, plan: Plan, outcome: Outcome, now: d
     pods = [pod for pod in seen.pods if pod.model_uid == model.uid]
     shards = [_shard(model, shard, seen, pods) for shard in model.shards]
     ready = sum(shard["ready"] > 0 for shard in shards)
-    pinned = {"image": model.status.get("pinned", {}).get("image") or seen.image, "revision": seen.revision}
+    pinned = {"image": model.status.get("pinned", {}).get("image"), "revision": seen.revision}
     if outcome.fingerprint:
         pinned |= {"fingerprint": outcome.fingerprint, "nodeImage": seen.image}
     troubles = [*outcome.troubles, *_pod_troubles(model, pods, now), *_quota(seen)]

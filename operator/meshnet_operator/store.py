@@ -5,11 +5,12 @@ Every entry comes from a list, a watch or the answer to an own write; nothing he
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
-from meshnet_operator import kinds, names
+from meshnet_operator import names
 from meshnet_operator.kinds import Kind
 from meshnet_operator.pods import Pod
 from meshnet_operator.resource import Key, MeshModel
@@ -17,10 +18,26 @@ from meshnet_operator.resource import Key, MeshModel
 Object = dict[str, Any]
 
 
-def trim(body: Object) -> Object:
-    """The object without what nobody here reads: managedFields are half of its size."""
+def pack(body: Object) -> bytes:
+    """The object as it is kept: JSON takes a quarter of a dictionary's memory. Without what nobody here reads:
+    managedFields are half of its size. What of them matters is kept as `ownsReplicas`: whether we set spec.replicas.
+    """
     metadata = {key: value for key, value in body["metadata"].items() if key != "managedFields"}
-    return {**body, "metadata": metadata}
+    fields = [
+        one.get("fieldsV1", {})
+        for one in body["metadata"].get("managedFields") or []
+        if one.get("manager") == names.MANAGER and one.get("operation") == "Apply"
+    ]
+    owns = any("f:replicas" in one.get("f:spec", {}) for one in fields)
+    kept = {key: value for key, value in body.items() if key not in ("apiVersion", "kind")}
+    return json.dumps(
+        {**kept, "metadata": metadata} | ({"ownsReplicas": True} if owns else {}), sort_keys=True
+    ).encode()
+
+
+def unpack(packed: bytes) -> Object:
+    body: Object = json.loads(packed)
+    return body
 
 
 def key_of(body: Object) -> Key:
@@ -35,7 +52,7 @@ class Store:
         self.models: dict[Key, MeshModel] = {}
         self.reported: dict[str, str] = {}
         self._pods: defaultdict[Key, dict[str, Pod]] = defaultdict(dict)
-        self._children: defaultdict[Key, defaultdict[Kind, dict[str, Object]]] = defaultdict(lambda: defaultdict(dict))
+        self._children: defaultdict[Key, defaultdict[Kind, dict[str, bytes]]] = defaultdict(lambda: defaultdict(dict))
         self._secrets: dict[Key, list[Object]] = {}
 
     def pods(self, key: Key) -> list[Pod]:
@@ -54,11 +71,15 @@ class Store:
             self._pods[new.key][new.uid] = new
 
     def children(self, key: Key) -> dict[Kind, dict[str, Object]]:
+        """By kind and name, each call a copy of its own."""
         found = self._children.get(key)
-        return {kind: dict(bodies) for kind, bodies in found.items()} if found else {}
+        if not found:
+            return {}
+        return {kind: {name: unpack(one) for name, one in bodies.items()} for kind, bodies in found.items()}
 
-    def set_child(self, kind: Kind, body: Object) -> None:
-        self._children[key_of(body)][kind][body["metadata"]["name"]] = trim(body)
+    def set_child(self, kind: Kind, packed: bytes) -> None:
+        body = unpack(packed)
+        self._children[key_of(body)][kind][body["metadata"]["name"]] = packed
 
     def drop_child(self, kind: Kind, key: Key, name: str) -> None:
         if key in self._children:
@@ -68,13 +89,13 @@ class Store:
         """Puts a whole list in the place of all objects of a kind; returns the MeshModels for which something
         differs.
         """
-        fresh: defaultdict[Key, dict[str, Object]] = defaultdict(dict)
+        fresh: defaultdict[Key, dict[str, bytes]] = defaultdict(dict)
         for body in bodies:
-            fresh[key_of(body)][body["metadata"]["name"]] = trim(body)
+            fresh[key_of(body)][body["metadata"]["name"]] = pack(body)
         changed = set()
         for key in {*self._children, *fresh}:
             before = self._children[key][kind] if key in self._children else {}
-            if {name: _version(one) for name, one in before.items()} != {n: _version(o) for n, o in fresh[key].items()}:
+            if before != fresh[key]:
                 changed.add(key)
                 self._children[key][kind] = fresh[key]
         return changed
@@ -98,13 +119,6 @@ class Store:
         self.models.pop(key, None)
         self._children.pop(key, None)
         self._secrets.pop(key, None)
-
-    def deployments(self, key: Key) -> dict[str, Object]:
-        return self.children(key).get(kinds.DEPLOYMENT, {})
-
-
-def _version(body: Object) -> tuple[str, str]:
-    return body["metadata"]["uid"], body["metadata"]["resourceVersion"]
 
 
 def _owned(body: Object, uid: str) -> bool:

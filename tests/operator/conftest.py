@@ -194,7 +194,8 @@ async def start(space: Space, tmp_path: Path) -> AsyncIterator[Start]:
 
     async def begin(proxy: FaultProxy | None = None, **settings: Any) -> Running:
         if not token:
-            token.append(await access.account(space.cluster, space.name))
+            clusterwide = settings.get("namespace") == ""
+            token.append(await access.account(space.cluster, space.name, clusterwide))
         server = proxy.address if proxy else space.plane.server
         authority = None if proxy else space.plane.authority
         path = access.kubeconfig(tmp_path / f"operator-{len(running)}.kubeconfig", server, token[0], authority)

@@ -414,6 +414,25 @@ async def test_case_52_replicas_that_an_autoscaler_owns_are_left_alone(space: An
     assert (await space.get(kinds.DEPLOYMENT, name))["spec"]["replicas"] == 3
 
 
+async def test_replicas_that_are_not_set_any_more_stay_until_somebody_scales(
+    space: Any, start: Any, meshmodel: Make
+) -> None:
+    await start()
+    body = meshmodel()
+    body["spec"]["shards"][0]["replicas"] = 3
+    await space.create(body)
+    await space.until_ready()
+    del body["spec"]["shards"][0]["replicas"]
+    await space.patch("demo", body["spec"])
+    await space.until_ready()
+    name = names.shard_workload("demo", Range("front", 0, 14))
+    assert (await space.get(kinds.DEPLOYMENT, name))["spec"]["replicas"] == 3
+    await space.cluster.patch(kinds.DEPLOYMENT, space.name, name, {"spec": {"replicas": 2}}, "scale")
+    await space.patch("demo", {"sessions": {"ttlSeconds": 60}})
+    await space.until_ready(seconds=40)
+    assert (await space.get(kinds.DEPLOYMENT, name))["spec"]["replicas"] == 2
+
+
 async def test_replicas_that_are_set_are_ours(space: Any, start: Any, meshmodel: Make) -> None:
     await start()
     await space.create(meshmodel())
