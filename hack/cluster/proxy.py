@@ -30,6 +30,7 @@ class Refusal:
     status: int
     times: int
     method: str
+    message: str
     retry_after: int | None
 
 
@@ -70,8 +71,16 @@ class FaultProxy:
         await self._runner.cleanup()
         await self._session.close()
 
-    def refuse(self, part: str, status: int, times: int = 1, method: str = "", retry_after: int | None = None) -> None:
-        self.refusals.append(Refusal(part, status, times, method, retry_after))
+    def refuse(
+        self,
+        part: str,
+        status: int,
+        times: int = 1,
+        method: str = "",
+        retry_after: int | None = None,
+        message: str = "refused",
+    ) -> None:
+        self.refusals.append(Refusal(part, status, times, method, message, retry_after))
 
     def lose(self, type: str, kind: str) -> None:
         self.lost.add((type, kind))
@@ -129,7 +138,7 @@ class FaultProxy:
                     "kind": "Status",
                     "code": one.status,
                     "reason": CODES.get(one.status, ""),
-                    "message": "refused",
+                    "message": one.message,
                 }
                 extra = {} if one.retry_after is None else {"Retry-After": str(one.retry_after)}
                 return web.json_response(status, status=one.status, headers=extra)

@@ -10,7 +10,6 @@ ROUTES_PUBLISHED: Final = ("Published", "PublishFailed")
 PROGRESSING: Final = ("Complete", "Creating", "RollingOut", "WaitingForOldObjects", "Paused")
 # In the order of telling: the first that applies is the reason, the others are in the message.
 DEGRADED: Final = (
-    "InvalidResource",
     "NameConflict",
     "ApplyFailed",
     "RevisionUnresolved",

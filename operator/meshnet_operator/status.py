@@ -185,7 +185,7 @@ def _shard(model: MeshModel, shard: Shard, seen: Observed, pods: list[Pod]) -> O
         "name": shard.name,
         "layers": f"{shard.range.start}-{shard.range.end}",
         "deployment": name,
-        "replicas": int(live["spec"].get("replicas", 1)) if live else 0,
+        "replicas": int(live["spec"].get("replicas", 1)) if live else shard.replicas or 1,
         "ready": sum(pod.ready and not pod.deleting for pod in mine),
         "updated": sum(pod.revision == stamp and not pod.deleting for pod in mine),
         "restarts": sum(pod.restarts for pod in mine),

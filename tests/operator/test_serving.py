@@ -6,7 +6,9 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from meshnet_operator import kinds
+import pytest
+from cluster import access
+from meshnet_operator import kinds, names
 from meshnet_operator.errors import NotFound
 
 
@@ -112,3 +114,74 @@ async def test_a_status_that_somebody_broke_is_mended(space: Any, start: Any, me
         return bool((await space.get(kinds.MESHMODEL, "demo"))["status"]["readyShards"] == "2/2")
 
     await space.until(mended)
+
+
+SOURCES = {
+    "hub": ({"model": {"source": "hf://org/name"}}, "org/name", "0"),
+    "hub with a filled cache on a claim": (
+        {
+            "model": {"source": "hf://org/name"},
+            "weights": {"volume": {"persistentVolumeClaim": {"claimName": "weights", "readOnly": True}}},
+        },
+        "org/name",
+        "1",
+    ),
+    "claim": ({"model": {"source": "pvc://weights/a/b"}}, "/models/a/b", "1"),
+    "whole claim": ({"model": {"source": "pvc://weights"}}, "/models", "1"),
+    "file": ({"model": {"source": "file:///models/demo"}}, "/models/demo", "1"),
+    "image": ({"model": {"source": "image://localhost:5000/m:v1/float32"}}, "/models/float32", "1"),
+    "image by digest": ({"model": {"source": "image://reg.example/m@sha256:" + "a" * 64}}, "/models", "1"),
+}
+
+
+@pytest.mark.parametrize(("spec", "model", "offline"), SOURCES.values(), ids=SOURCES)
+async def test_case_65_every_source_reaches_the_pods(
+    space: Any, start: Any, meshmodel: Callable[..., Any], spec: Any, model: str, offline: str
+) -> None:
+    await start()
+    await space.create(meshmodel(**spec))
+
+    async def made() -> Any:
+        found = await space.list(kinds.DEPLOYMENT)
+        return found if len(found) == 3 and len(await space.pods()) == 3 else None
+
+    for one in await space.until(made):
+        box = one["spec"]["template"]["spec"]["containers"][0]
+        env = {entry["name"]: entry.get("value") for entry in box["env"]}
+        assert (env["MESHNET_MODEL"], env["HF_HUB_OFFLINE"]) == (model, offline)
+        assert all(mount.get("readOnly") for mount in box["volumeMounts"] if mount["mountPath"] == "/models")
+
+
+async def test_monitors_and_rules_are_made_where_their_api_is_served(
+    space: Any, start: Any, meshmodel: Callable[..., Any]
+) -> None:
+    schema = {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
+    definitions = []
+    for kind in kinds.MONITORING:
+        name = f"{kind.plural}.{kind.group}"
+        spec = {
+            "group": kind.group,
+            "scope": "Namespaced",
+            "names": {"plural": kind.plural, "kind": kind.kind},
+            "versions": [{"name": "v1", "served": True, "storage": True, "schema": schema}],
+        }
+        await space.cluster.create({"metadata": {"name": name}, "spec": spec}, access.CRD, None)
+        definitions.append(name)
+    try:
+        await asyncio.sleep(1.0)
+        await start(resync_seconds=1.0)
+        await space.create(meshmodel())
+
+        async def made() -> bool:
+            return all([await space.list(kind) for kind in kinds.MONITORING])
+
+        await space.until(made, 30)
+        (monitor,) = await space.list(kinds.MONITORING[0])
+        services = await space.list(kinds.SERVICE, names.SELECTOR)
+        wanted = monitor["spec"]["selector"]["matchLabels"].items()
+        assert all(wanted <= one["metadata"]["labels"].items() for one in services)
+        await space.until_ready()
+    finally:
+        for name in definitions:
+            await space.cluster.delete(access.CRD, None, name)
+        await asyncio.sleep(1.0)

@@ -220,3 +220,44 @@ async def test_children_that_somebody_changed_or_deleted_come_back(space: Any, s
         return bool("demo" in service and "demo-head" in budgets and role["rules"] and grace == 40)
 
     await space.until(back, 30)
+
+
+async def test_a_child_that_is_refused_is_told_and_the_others_are_made(space: Any, start: Any, meshmodel: Make) -> None:
+    await start()
+    role = await space.get(kinds.ROLE, "operator")
+    rules = [rule for rule in role["rules"] if "poddisruptionbudgets" not in rule["resources"]]
+    await space.create(meshmodel("first"))
+    await space.until_ready("first")
+    await space.cluster.patch(kinds.ROLE, space.name, "operator", {"rules": rules})
+    await asyncio.sleep(0.5)
+    await space.create(meshmodel())
+    found = await space.until_reason("Degraded", "ApplyFailed")
+    assert "poddisruptionbudgets" in found["message"]
+
+    async def served() -> bool:
+        return bool(await space.reason("Ready") == "Serving")
+
+    await space.until(served)
+    await space.cluster.patch(kinds.ROLE, space.name, "operator", {"rules": role["rules"]})
+    await space.until_reason("Degraded", "AsExpected", seconds=40)
+
+
+async def test_a_route_table_of_somebody_else_is_left_alone(space: Any, start: Any, meshmodel: Make) -> None:
+    await space.create({"metadata": {"name": "demo-routes"}, "data": {"mine": "x"}}, kinds.CONFIGMAP)
+    await start()
+    await space.create(meshmodel())
+    await space.until_reason("RoutesPublished", "PublishFailed")
+    found = await space.until_reason("Degraded", "NameConflict")
+    assert "ConfigMap demo-routes" in found["message"]
+    assert (await space.get(kinds.CONFIGMAP, "demo-routes"))["data"] == {"mine": "x"}
+    await space.cluster.delete(kinds.CONFIGMAP, space.name, "demo-routes")
+    await space.until_ready(seconds=40)
+
+
+async def test_a_cluster_without_image_volumes_is_told(space: Any, start: Any, proxy: Any, meshmodel: Make) -> None:
+    """As an API server without the feature answers: the dropped field leaves a volume of no kind."""
+    await start(proxy)
+    words = "Deployment is invalid: spec.template.spec.volumes[3]: Required value: must specify a volume type"
+    proxy.refuse("/deployments", 422, times=1000, method="PATCH", message=words)
+    await space.create(meshmodel(model={"source": "image://registry.example/models/demo:v1/float32"}))
+    await space.until_reason("Degraded", "ImageVolumesUnsupported")
