@@ -13,7 +13,47 @@ from meshnet_node.errors import MeshnetError
 from meshnet_node.logs import configure
 from meshnet_node.settings import HeadSettings, NodeSettings, ShardSettings, load
 
-ENVIRONMENT = "Each option can be given in the environment instead: --start-layer is MESHNET_START_LAYER."
+MODEL = "demo, a folder, a GGUF file or a Hugging Face id (default: %(default)s)"
+METAVARS = {
+    "model": "MODEL",
+    "start_layer": "START",
+    "end_layer": "END",
+    "port": "PORT",
+    "host": "ADDRESS",
+    "threads": "N",
+    "routes": "FILE",
+    "token_file": "FILE",
+}
+
+EXAMPLES = """examples:
+  meshnet up                            the demo model in two shards, on http://127.0.0.1:8000
+  meshnet up --model DIR --shards 3     a model of your own (config.json, safetensors, tokenizer.json)
+  meshnet up --replicas 2               two processes per range: the loss of one is hardly felt
+  meshnet bench decode                  tokens a second beside transformers' generate
+
+`meshnet COMMAND --help` tells the options of a command."""
+
+UP = """Cuts the model into layer ranges, starts one process for each of them and a head with the OpenAI-style
+API in front, prints how to talk to it, starts again what dies, and ends everything on Ctrl-C."""
+
+HEAD = """The OpenAI-style API, the tokenizer and the drive of the shards. Holds no weights. Finds its shards in the
+route table, which it reads again whenever that changes."""
+
+SHARD = """Loads the layers START to END of the model, holds the session state of these layers, and serves them to
+heads. The first range embeds the tokens, the last one chooses them."""
+
+BENCH = """Starts a mesh of two shards on this machine, measures it beside transformers' own
+generate in the same run, and prints both with their ratio. Progress goes to standard error."""
+
+BENCHES = """what:
+  decode       tokens a second of one stream: cached, stateless, generate; does a step get slower with length?
+  concurrency  tokens a second of 1, 4, 8 and 16 streams together
+  prefill      time to the first token of a 1,000-token prompt
+  recovery     longest pause of a reader for each kind of fault, rows computed again, same tokens or not
+  memory       peak memory of each shard beside the bytes of its range, state bytes per position"""
+
+ENVIRONMENT = """Each option can be given in the environment instead, as MESHNET_ and its name: --port is MESHNET_PORT.
+More settings exist only there (sessions, memory, timeouts): see docs/operations.md. --model {needed}needed."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -33,28 +73,41 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="meshnet",
         description="Serve one causal language model from several small processes or GPUs, and survive their loss.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"meshnet {__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    _add_up(commands.add_parser("up", help="start a whole mesh on this machine and keep it alive"))
+    _add_up(commands.add_parser("up", help="start a whole mesh on this machine and keep it alive", description=UP))
     head = commands.add_parser(
-        "head", help="run a head: the OpenAI-style API and the drive of the shards", epilog=ENVIRONMENT
+        "head",
+        help="run a head: the OpenAI-style API and the drive of the shards",
+        description=HEAD,
+        epilog=ENVIRONMENT.format(needed="and --routes are "),
     )
     _add_settings(head, HeadSettings, ["model", "revision", "served_name", "host", "port", "routes", "token_file"])
     head.set_defaults(run=_head)
-    shard = commands.add_parser("shard", help="run a shard: one layer range of the model", epilog=ENVIRONMENT)
+    shard = commands.add_parser(
+        "shard",
+        help="run a shard: one layer range of the model",
+        description=SHARD,
+        epilog=ENVIRONMENT.format(needed="is "),
+    )
     _add_settings(
         shard,
         ShardSettings,
         ["model", "revision", "start_layer", "end_layer", "dtype", "device", "threads", "host", "port", "token_file"],
     )
     shard.set_defaults(run=_shard)
-    bench = commands.add_parser("bench", help="measure against transformers' generate on this machine")
-    bench.add_argument("what", choices=["decode", "concurrency", "prefill", "recovery", "memory"])
-    bench.add_argument("--model", default="demo", help="demo, a folder, a GGUF file or a hub id (default: %(default)s)")
-    bench.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
-    bench.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
-    bench.set_defaults(run=_bench)
+    _add_bench(
+        commands.add_parser(
+            "bench",
+            help="measure against transformers' generate on this machine",
+            description=BENCH,
+            epilog=BENCHES,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+    )
     return parser
 
 
@@ -64,22 +117,54 @@ def _add_settings(parser: argparse.ArgumentParser, kind: type[NodeSettings], nam
         field = kind.model_fields[name]
         default = "" if field.is_required() or field.default is None else f" (default: {field.default})"
         parser.add_argument(
-            f"--{name.replace('_', '-')}", help=f"{field.description or name.replace('_', ' ')}{default}"
+            f"--{name.replace('_', '-')}",
+            metavar=METAVARS.get(name, "NAME"),
+            help=f"{field.description or name.replace('_', ' ')}{default}",
         )
 
 
 def _add_up(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--model", default="demo", help="demo, a folder, a GGUF file or a hub id (default: %(default)s)"
-    )
+    parser.add_argument("--model", default="demo", metavar="MODEL", help=MODEL)
     cut = parser.add_mutually_exclusive_group()
-    cut.add_argument("--shards", type=int, default=2, help="cut the model evenly into so many (default: %(default)s)")
-    cut.add_argument("--layers", help="cut it so: 0-14,15-29 (both ends inclusive)")
-    parser.add_argument("--replicas", type=int, default=1, help="processes per range (default: %(default)s)")
-    parser.add_argument("--port", type=int, default=8000, help="the head's port on 127.0.0.1 (default: %(default)s)")
-    parser.add_argument("--dtype", default="auto", choices=["auto", "float32", "bfloat16", "float16"])
-    parser.add_argument("--state", type=Path, help="where to write the state file (JSON: role, range, pid, url ...)")
+    cut.add_argument(
+        "--shards", type=int, default=2, metavar="N", help="cut the model evenly into N ranges (default: %(default)s)"
+    )
+    cut.add_argument(
+        "--layers", metavar="RANGES", help="cut it so: 0-14,15-29 (both ends included; ranges may overlap)"
+    )
+    parser.add_argument(
+        "--replicas", type=int, default=1, metavar="N", help="processes for each range (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--port", type=int, default=8000, metavar="PORT", help="the API's port on 127.0.0.1 (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--dtype",
+        default="auto",
+        choices=["auto", "float32", "bfloat16", "float16"],
+        help="what to compute in; auto: what the checkpoint is stored in (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--state",
+        type=Path,
+        metavar="FILE",
+        help="where to write role, range, pid, url and log of each process, as JSON (default: a temporary folder)",
+    )
     parser.set_defaults(run=_up)
+
+
+def _add_bench(parser: argparse.ArgumentParser) -> None:
+    benches = ["decode", "concurrency", "prefill", "recovery", "memory"]
+    parser.add_argument("what", choices=benches, metavar="WHAT", help=", ".join(benches))
+    parser.add_argument("--model", default="demo", metavar="MODEL", help=MODEL)
+    parser.add_argument(
+        "--dtype",
+        default="float32",
+        choices=["float32", "bfloat16"],
+        help="what both compute in; only float32 promises generate's very tokens (default: %(default)s)",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    parser.set_defaults(run=_bench)
 
 
 def _given(options: argparse.Namespace) -> dict[str, object]:
@@ -114,7 +199,7 @@ def _up(options: argparse.Namespace) -> int:
 
 
 def _bench(options: argparse.Namespace) -> int:
-    from meshnet_node.local.bench import bench
+    from meshnet_node.bench.command import bench
 
     bench(options.what, model=options.model, dtype=options.dtype, as_json=options.json)
     return 0

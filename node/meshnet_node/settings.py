@@ -27,8 +27,8 @@ class NodeSettings(BaseSettings):
     revision: str | None = Field(default=None, description="commit, tag or branch of a hub id")
     trust_remote_code: bool = False
     stateless: bool = Field(default=False, description="hold no session state: each step runs the whole sequence")
-    host: str = "0.0.0.0"
-    port: int = Field(default=8000, ge=0, le=65535)
+    host: str = Field(default="0.0.0.0", description="address to listen on")
+    port: int = Field(default=8000, ge=0, le=65535, description="port to listen on")
     token_file: Path | None = Field(default=None, description="the shard token, shared by heads and shards; one a line")
     pod_uid: str = Field(default="", description="uid of this process's pod; one is made where it is empty")
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
@@ -37,10 +37,14 @@ class NodeSettings(BaseSettings):
 class ShardSettings(NodeSettings):
     """A shard: layers [start_layer, end_layer] of the model, both inclusive; end_layer None = the last."""
 
-    port: int = Field(default=8100, ge=0, le=65535)
-    start_layer: int = Field(default=0, ge=0)
-    end_layer: int | None = Field(default=None, ge=0)
-    dtype: Dtype = "auto"
+    port: int = Field(default=8100, ge=0, le=65535, description="port to listen on")
+    start_layer: int = Field(default=0, ge=0, description="first layer of the range, counted from 0")
+    end_layer: int | None = Field(
+        default=None, ge=0, description="last layer of the range, itself included; default: the model's last"
+    )
+    dtype: Dtype = Field(
+        default="auto", description="auto (what the checkpoint is stored in), float32, bfloat16 or float16"
+    )
     device: str = Field(default="auto", description="auto, cpu, cuda, cuda:1 ...")
     threads: int = Field(default=0, ge=0, description="compute threads on a CPU; 0 = all cores")
     kv_ttl_seconds: float = Field(default=600, gt=0, description="life of a parked session")
@@ -69,7 +73,7 @@ class ShardSettings(NodeSettings):
 class HeadSettings(NodeSettings):
     """A head: the API, the tokenizer and the drive of the shards."""
 
-    served_name: str | None = None
+    served_name: str | None = Field(default=None, description="what the API calls the model; default: as it was given")
     max_context: int | None = Field(default=None, gt=0)
     routes: str = Field(description="path of the route table's file, or configmap://namespace/name")
     api_keys_file: Path | None = Field(default=None, description="accepted bearer keys, one a line; absent = open")
@@ -77,7 +81,9 @@ class HeadSettings(NodeSettings):
     queue_seconds: float = Field(default=10, ge=0, description="how long a request may wait for a free session")
     replay_bytes: int = Field(default=2 * 1024**3, ge=0, description="budget of the boundary logs of all generations")
     chunk: int = Field(default=128, ge=1)
-    max_requests: int = Field(default=256, ge=1, description="requests that a head works on at once, queued ones included")
+    max_requests: int = Field(
+        default=256, ge=1, description="requests that a head works on at once, queued ones included"
+    )
     max_body_bytes: int = Field(default=8 * 1024**2, gt=0)
     heartbeat_seconds: float = Field(default=0.25, gt=0)
     silent_seconds: float = Field(default=2.0, gt=0, description="no pong for so long: the link is silent")

@@ -13,7 +13,11 @@ from transformers import AutoTokenizer
 
 QUESTION = "Explain in a few sentences why the sky is blue, and why sunsets are red."
 NEW = 48
-UNEVEN = ([(0, 0), (1, 29)], [(0, 22), (23, 24), (25, 29)])
+CUTS = (
+    even_cut(30, 2),
+    [(0, 22), (23, 24), (25, 29)],
+    *(pytest.param(cut, marks=pytest.mark.parity) for cut in (even_cut(30, 1), even_cut(30, 5), [(0, 0), (1, 29)])),
+)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -30,8 +34,7 @@ def reference() -> Any:
 def question() -> list[int]:
     tokenizer = AutoTokenizer.from_pretrained(demo_folder())
     messages = [{"role": "user", "content": QUESTION}]
-    ids: list[int] = tokenizer.apply_chat_template(messages, add_generation_prompt=True)["input_ids"]
-    return ids
+    return list(tokenizer.apply_chat_template(messages, add_generation_prompt=True)["input_ids"])
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +42,7 @@ def answer(reference: Any, question: list[int]) -> list[int]:
     return models.greedy(reference, question, NEW)
 
 
-@pytest.mark.parametrize("cut", [even_cut(30, 1), even_cut(30, 2), even_cut(30, 5), *UNEVEN], ids=str)
+@pytest.mark.parametrize("cut", CUTS, ids=str)
 def test_any_cut_gives_the_tokens_of_generate(
     cut: list[tuple[int, int]], question: list[int], answer: list[int]
 ) -> None:

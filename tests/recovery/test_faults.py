@@ -16,9 +16,10 @@ from pathlib import Path
 
 import httpx2
 import pytest
-from meshnet_fleet import Answer, Fleet, kept_running, stream, wait_for
+from meshnet_fleet import Answer, Fleet, kept_running, model_name, stream, wait_for
 from meshnet_node.local.child import Child
 from meshnet_reference import Reference
+from openai import OpenAI
 
 CUT = [(0, 14), (15, 29)]
 TOKENS = 40
@@ -30,7 +31,7 @@ def pairs(demo_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     """Two shards, two replicas of each, one head."""
     fleet = Fleet(demo_folder, tmp_path_factory.mktemp("pairs"))
     fleet.add_shards("a", CUT, replicas=2)
-    fleet.add_head()
+    fleet.add_head(MESHNET_KEEPALIVE_SECONDS="0.5")
     fleet.publish()
     yield from kept_running(fleet)
 
@@ -162,6 +163,69 @@ def test_loss_while_a_loss_is_being_healed(fleet: Fleet, reference: Reference, p
     check(reference, prompt, stream(head_url(fleet), prompt, TOKENS, at_token(5, kill_twice)))
 
 
+def test_a_range_without_any_process_holds_the_stream_with_comments(
+    fleet: Fleet, reference: Reference, prose: Prose
+) -> None:
+    prompt = prose(30, start=30)
+
+    def lose_the_range() -> None:
+        victims = [child for child in fleet.children if child.layers == CUT[1]]
+        for victim in victims:
+            fleet.kill(victim)
+
+        def later() -> None:
+            time.sleep(2.0)
+            fleet.restart(victims[0])
+            fleet.publish()
+
+        threading.Thread(target=later).start()
+
+    answer = stream(head_url(fleet), prompt, TOKENS, at_token(6, lose_the_range))
+    check(reference, prompt, answer)
+    assert answer.comments >= 3
+    assert answer.longest_pause > 2.0
+
+
+def test_a_range_that_stays_away_ends_the_stream_with_an_error_and_done(fleet: Fleet, prose: Prose) -> None:
+    """Held for MESHNET_HOLD_SECONDS, at least twice the time that the range took to load; then told, never cut off."""
+    head = fleet.add_head("impatient", MESHNET_HOLD_SECONDS="1", MESHNET_KEEPALIVE_SECONDS="0.5")
+    wait_for(lambda: httpx2.get(f"{head.url}/ready").status_code == 200, 30, "the second head")
+    victims = [child for child in fleet.children if child.layers == CUT[0]]
+
+    def lose_the_range() -> None:
+        for victim in victims:
+            fleet.kill(victim)
+
+    answer = stream(head.url, prose(30), TOKENS, at_token(4, lose_the_range))
+    assert answer.status == 200
+    assert answer.error is not None
+    assert (answer.error["code"], answer.error["type"]) == ("overloaded", "server_error")
+    assert (answer.finish, answer.done) == (None, True)
+    refused = stream(head.url, prose(30), TOKENS)
+    assert refused.status == 503
+    fleet.background.call(head.stop(5))
+    fleet.children.remove(head)
+
+
+def test_a_chat_through_the_official_client_reads_on_after_a_loss(fleet: Fleet) -> None:
+    client = OpenAI(base_url=f"{head_url(fleet)}/v1", api_key="none", max_retries=0)
+    question = [{"role": "user", "content": "What is the capital of France?"}]
+    events = client.chat.completions.create(
+        model="smollm2", messages=question, stream=True, temperature=0, stream_options={"include_usage": True}
+    )
+    text, usage = "", None
+    for number, event in enumerate(events):
+        if number == 3:
+            fleet.kill(serving(fleet, CUT[1]))
+        if event.choices:
+            text += event.choices[0].delta.content or ""
+        usage = event.usage or usage
+    whole = client.chat.completions.create(model="smollm2", messages=question, temperature=0)
+    assert text == whole.choices[0].message.content
+    assert "Paris" in text
+    assert usage == whole.usage, "replayed work is not counted"
+
+
 def test_a_draining_endpoint_is_left_while_it_still_works(fleet: Fleet, reference: Reference, prose: Prose) -> None:
     prompt = prose(50, start=7)
 
@@ -219,7 +283,13 @@ def test_a_seeded_sample_is_the_same_with_and_without_a_loss(fleet: Fleet, prose
 
 
 def test_a_client_that_leaves_frees_every_shard(fleet: Fleet, prose: Prose) -> None:
-    body = {"model": "smollm2", "prompt": prose(30), "max_tokens": 400, "ignore_eos": True, "stream": True}
+    body = {
+        "model": model_name(head_url(fleet)),
+        "prompt": prose(30),
+        "max_tokens": 400,
+        "ignore_eos": True,
+        "stream": True,
+    }
     with httpx2.stream("POST", f"{head_url(fleet)}/v1/completions", json=body, timeout=30) as response:
         for _ in zip(range(10), response.iter_lines(), strict=False):
             pass

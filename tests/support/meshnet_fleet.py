@@ -168,7 +168,7 @@ class Fleet:
         return read_metrics(f"{child.url}/metrics")
 
     def wait_idle(self, seconds: float = 20) -> None:
-        """Until no head runs a generation and no shard holds a session; then every byte must be given back."""
+        """Until no head runs a generation and no shard an active session; without parked ones no byte may be held."""
 
         def idle() -> bool:
             heads = [child for child in self.children if child.role == "head" and child.pid is not None]
@@ -186,9 +186,9 @@ class Fleet:
 
 
 def _held(metrics: dict[str, float]) -> tuple[float, float]:
-    sessions = sum(value for name, value in metrics.items() if name.startswith("meshnet_shard_sessions"))
-    held = sum(value for name, value in metrics.items() if name.startswith("meshnet_shard_state_bytes"))
-    return sessions, held
+    """Active sessions, and bytes of session state where none is parked either."""
+    parked = metrics["meshnet_shard_sessions_parked"]
+    return metrics["meshnet_shard_sessions_active"], 0 if parked else metrics["meshnet_shard_state_bytes"]
 
 
 def read_metrics(url: str) -> dict[str, float]:

@@ -113,8 +113,15 @@ def prompt(length: int, seed: int) -> list[int]:
 def greedy(model: Any, ids: list[int], count: int) -> list[int]:
     """`count` tokens after `ids`, by transformers' own generate; end tokens are not heeded."""
     with torch.inference_mode():
+        # The mask is given, else generate takes every id that equals the padding's for padding.
+        given = torch.tensor([ids])
         out = model.generate(
-            torch.tensor([ids]), max_new_tokens=count, do_sample=False, eos_token_id=None, pad_token_id=0
+            given,
+            attention_mask=torch.ones_like(given),
+            max_new_tokens=count,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
         )
     found: list[int] = out[0, len(ids) :].tolist()
     return found

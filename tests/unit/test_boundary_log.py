@@ -59,9 +59,9 @@ def test_over_the_budget_the_longest_log_gives_up_what_was_consumed() -> None:
     budget = ReplayBudget(10 * ROW)
     long, short = BoundaryLog(budget), BoundaryLog(budget)
     put(long, 0, 8)
-    budget.consumed(long, 7)
+    long.consumed_to(7)
     put(short, 0, 2)
-    budget.consumed(short, 2)
+    short.consumed_to(2)
     put(short, 2, 1)
     assert (long.base, long.end, short.base) == (7, 8, 0)
     assert positions(long, 7, 8) == [(7, 0)]
@@ -74,10 +74,10 @@ def test_a_dropped_log_goes_on_dropping_what_is_consumed() -> None:
     log = BoundaryLog(budget)
     put(log, 0, 3)
     assert log.base == 0, "rows that nobody has consumed are kept whatever the budget"
-    budget.consumed(log, 3)
+    log.consumed_to(3)
     put(log, 3, 1)
     assert (log.base, log.end) == (3, 4)
-    budget.consumed(log, 4)
+    log.consumed_to(4)
     assert (log.base, log.end, log.nbytes) == (4, 4, 0)
 
 
@@ -85,7 +85,8 @@ def test_a_restart_makes_it_complete_again() -> None:
     budget = ReplayBudget(0)
     log = BoundaryLog(budget)
     put(log, 0, 3)
-    log.drop(3)
+    log.consumed_to(3)
+    log.drop()
     budget.limit = 1000
     log.restart()
     put(log, 0, 3, mark=2)
@@ -99,3 +100,16 @@ def test_a_released_log_costs_nothing() -> None:
     put(log, 0, 3)
     log.release()
     assert budget.nbytes == 0
+
+
+def test_a_log_that_is_made_again_keeps_what_the_next_hop_still_needs() -> None:
+    budget = ReplayBudget(0)
+    log = BoundaryLog(budget)
+    put(log, 0, 3)
+    log.consumed_to(3)
+    put(log, 3, 1)
+    assert log.base == 3
+    log.restart()
+    log.consumed_to(0)
+    put(log, 0, 2)
+    assert (log.base, log.end) == (0, 2), "the next hop is back at 0: its rows must not go by its old position"

@@ -106,7 +106,10 @@ class Ledger(Generic[S]):
             if len(entry.tape) != entry.filled:
                 raise IntegrityError(f"session {name}: tape of {len(entry.tape)}, state of {entry.filled}")
             if entry.state is not None:
-                entry.state.check()
+                try:
+                    entry.state.check()
+                except RuntimeError as error:
+                    raise IntegrityError(f"session {name}: {error}") from error
 
     def _fits(self, need: int, fewer: int, count: bool) -> bool:
         crowded = count and len(self.sessions) - fewer >= self.limits.max_sessions

@@ -78,7 +78,7 @@ def answered(entry: Session[S], row: Row, reply: object) -> None:
 
 
 def _entry(store: Store[S], row: Row, owner: str) -> Session[S]:
-    if store.is_closed(row.session):
+    if store.is_closed(row.session, row.attempt):
         raise SessionClosed("the session was closed")
     entry = store.find(row.session)
     if entry is None:

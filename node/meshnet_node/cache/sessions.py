@@ -107,7 +107,8 @@ class Session(Generic[S]):
     """The one entry of a session id. `state` is None at a shard that holds no state (a stateless model).
 
     cut: positions that an adopted state counts as usable until the first row says where it goes on; `donor` is then the
-    id to give the state back to. lapsed: parked because its head was silent, not because it was closed. step and reply:
+    id to give the state back to. declared: content hashes that an HTTP client gave for positions of a hop that gets no
+    token ids. lapsed: parked because its head was silent, not because it was closed. step and reply:
     the newest row that ran in this attempt and what was answered.
     """
 
@@ -130,6 +131,7 @@ class Session(Generic[S]):
     ending: Ending | None = None
     cut: int | None = None
     donor: str | None = None
+    declared: dict[int, bytes] = field(default_factory=dict)
 
     @property
     def nbytes(self) -> int:

@@ -5,6 +5,8 @@ states, or both). All tensors are allocated when the state is made, so that byte
 session can't outgrow its reservation. Who computes with the parts (shard/) writes rows into them and then calls
 `advance` once for the whole state; nobody else looks inside.
 
+Tensors are made and changed in inference mode here, whatever mode the caller is in.
+
 Invariants: 0 <= filled <= capacity; nbytes never changes; position 0 (nothing held) can always be stood at.
 """
 
@@ -60,6 +62,7 @@ class LayerState:
 class SessionState:
     """State of one session for a range of layers. `capacity` is the number of positions that it can hold."""
 
+    @torch.inference_mode()
     def __init__(self, specs: Mapping[int, LayerSpec], capacity: int, device: torch.device) -> None:
         self.capacity = capacity
         self.filled = 0
@@ -75,6 +78,7 @@ class SessionState:
         self._parts: list[Part] = [part for layer in self.layers.values() for part in layer.parts()]
         self.nbytes = _bytes_of(self._parts)
 
+    @torch.inference_mode()
     def advance(self, count: int, *, snapshot: bool = False, turn: bool = False) -> None:
         """`count` positions were just written into every layer. snapshot: remember this position where the state can't
         be cut back otherwise; turn: it is the end of a prompt, which is kept longer than other chunk ends."""
@@ -94,6 +98,7 @@ class SessionState:
             current = lower
         return 0
 
+    @torch.inference_mode()
     def rewind(self, position: int) -> None:
         """Forget what comes after `position`, which must be resumable."""
         if self.resumable(position) != position:
@@ -103,6 +108,7 @@ class SessionState:
                 part.rewind(position)
             self.filled = position
 
+    @torch.inference_mode()
     def copy(self, capacity: int) -> SessionState:
         """A state of its own with the same positions. `capacity` must hold them."""
         if capacity < self.filled:

@@ -58,7 +58,7 @@ class KvState:
             seen = self._seen()
             if seen + n > self.rows:
                 return self._append_long(keys, values, seen)
-            self._shift()
+            self._shift(n)
         end = self.count + n
         self.keys[:, :, self.count : end].copy_(keys)
         self.values[:, :, self.count : end].copy_(values)
@@ -70,9 +70,9 @@ class KvState:
         """How many of the rows held are seen by the next position."""
         return self.count if self.spec.window is None else min(self.count, self.spec.window - 1)
 
-    def _shift(self) -> None:
-        """Move the rows that are still needed to the front."""
-        keep = min(self.count, (self.spec.window or self.rows) - 1 + DRAFT)
+    def _shift(self, n: int) -> None:
+        """Make room for n rows that fit beside what they see: move that, and the drafts before it, to the front."""
+        keep = min(self.count, (self.spec.window or self.rows) - 1 + DRAFT, self.rows - n)
         start = self.count - keep
         self.keys[:, :, :keep] = self.keys[:, :, start : self.count].clone()
         self.values[:, :, :keep] = self.values[:, :, start : self.count].clone()

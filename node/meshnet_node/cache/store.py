@@ -15,7 +15,7 @@ from typing import Generic
 from meshnet_node.cache.ledger import Ledger, Limits
 from meshnet_node.cache.sessions import Ending, S, Session, States
 from meshnet_node.errors import NotOwner, OverCapacity, SessionClosed, Stale, TooLarge
-from meshnet_node.wire.frames import Open
+from meshnet_node.wire.frames import Close, Open
 
 TOMBSTONE_SECONDS = 60.0
 HTTP_OWNER = ""
@@ -31,7 +31,7 @@ class Store(Generic[S]):
         self._clock = clock
         self._ended = ended
         self._ledger = Ledger(states, limits, ended)
-        self._tombstones: dict[str, float] = {}
+        self._tombstones: dict[str, tuple[int, float]] = {}
         self.limits = limits
 
     def __len__(self) -> int:
@@ -43,9 +43,10 @@ class Store(Generic[S]):
     def find(self, session: str) -> Session[S] | None:
         return self._ledger.sessions.get(session)
 
-    def is_closed(self, session: str) -> bool:
-        """True where a close of this id came within the last minute (also of an id that was never known)."""
-        return self._tombstones.get(session, -1.0) > self._clock()
+    def is_closed(self, session: str, attempt: int) -> bool:
+        """True where a close of this attempt or a later one came within the last minute (also of an unknown id)."""
+        closed, until = self._tombstones.get(session, (-1, 0.0))
+        return attempt <= closed and self._clock() < until
 
     @property
     def active(self) -> int:
@@ -66,7 +67,7 @@ class Store(Generic[S]):
         Raises SessionClosed (a close came first), NotOwner, Stale, TooLarge (never fits) or OverCapacity. The session
         must not be running.
         """
-        if self.is_closed(request.session):
+        if self.is_closed(request.session, request.attempt):
             raise SessionClosed("the session was closed before this open")
         entry = self._ledger.sessions.get(request.session)
         entry = self._create(request, owner) if entry is None else self._reopen(entry, request, owner)
@@ -86,8 +87,9 @@ class Store(Generic[S]):
         entry.leased = False
         return entry
 
-    def enter_plain(self, entry: Session[S]) -> None:
-        """A request of an HTTP session begins: until `park` it can't be evicted."""
+    def enter_plain(self, entry: Session[S], max_positions: int) -> None:
+        """A request of an HTTP session begins: room for max_positions, and until `park` it can't be evicted."""
+        self._grow(entry, max_positions)
         entry.active = True
 
     def renew(self, owner: str) -> None:
@@ -101,20 +103,21 @@ class Store(Generic[S]):
         """A row of the owner came for a session that was parked when its lease lapsed: it is active again."""
         self._activate(entry)
 
-    def close(self, session: str, owner: str | None, keep: bool, at: int | None = None) -> None:
-        """End a session; a running chunk is let end first. `owner` None = whoever it belongs to. Idempotent.
+    def close(self, request: Close, owner: str | None) -> None:
+        """End the attempts of a session up to the close's; a running chunk is let end first. Idempotent.
 
-        keep parks it, cut to the largest position <= `at` at which it can stand (freed where that is 0). A kept session
-        that adopted its state and never ran gives the state back to the id that it came from.
-        Raises NotOwner.
+        `owner` None = whoever it belongs to. keep parks it, cut to the largest position <= `at` at which it can stand
+        (freed where that is 0). A kept session that adopted its state and never ran gives the state back to the id
+        that it came from. Raises NotOwner.
         """
-        entry = self._ledger.sessions.get(session)
+        entry = self.find(request.session)
         if entry is not None and owner is not None:
             self._check_owner(entry, owner)
-        self._tombstones[session] = self._clock() + TOMBSTONE_SECONDS
-        if entry is None:
-            return
-        self._end(entry, Ending("park" if keep else "free", "closed", at))
+        closed, _ = self._tombstones.get(request.session, (-1, 0.0))
+        until = self._clock() + TOMBSTONE_SECONDS
+        self._tombstones[request.session] = (max(closed, request.attempt), until)
+        if entry is not None and entry.attempt <= request.attempt:
+            self._end(entry, Ending("park" if request.keep else "free", "closed", request.at))
 
     def settle(self, entry: Session[S]) -> bool:
         """The running chunk ended: apply what was asked meanwhile. True when its result is not wanted any more."""
@@ -146,7 +149,7 @@ class Store(Generic[S]):
                 self._end(entry, Ending("lapse", "lapsed"))
             elif entry.evictable and entry.used_at + self.limits.ttl_seconds <= now:
                 self.free(entry, "ttl")
-        for session in [session for session, until in self._tombstones.items() if until <= now]:
+        for session in [session for session, (_, until) in self._tombstones.items() if until <= now]:
             del self._tombstones[session]
 
     def check(self) -> None:
@@ -189,7 +192,7 @@ class Store(Generic[S]):
             self._grow(source, request.max_positions)
         except (OverCapacity, TooLarge):
             self.free(source, "bytes")
-            return self._allocate(request, owner)
+            return self._allocate(request, owner, count=False)
         donor = source.id
         self._ledger.rename(source, request.session)
         source.begin_attempt(request.attempt)
@@ -208,15 +211,16 @@ class Store(Generic[S]):
             raise Stale(f"attempt {request.attempt} was given up, {entry.attempt} is current")
         if entry.start_layer != request.start_layer:
             self.free(entry, "replaced")
-            return self._allocate(request, owner)
+            return self._allocate(request, owner, count=False)
         self._grow(entry, request.max_positions)
         if request.attempt > entry.attempt:
             entry.begin_attempt(request.attempt)
         return entry
 
-    def _allocate(self, request: Open, owner: str) -> Session[S]:
-        """An empty session, after making room for it."""
-        state = self._ledger.allocate(request.max_positions, request.start_layer, count=not request.recovery)
+    def _allocate(self, request: Open, owner: str, *, count: bool = True) -> Session[S]:
+        """An empty session, after making room for it; `count` False where it takes the place of another."""
+        counted = count and not request.recovery
+        state = self._ledger.allocate(request.max_positions, request.start_layer, count=counted)
         return self._put(request, owner, state)
 
     def _put(self, request: Open, owner: str, state: S | None) -> Session[S]:

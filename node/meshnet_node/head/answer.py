@@ -94,7 +94,7 @@ class Answer:
                 piece = self._piece(token)
                 if piece.finish is not None:
                     self._meter.finished(piece.finish)
-                    await self.close()
+                    await self.close(keep=True)
                 yield piece
                 if piece.finish is not None:
                     return
@@ -107,14 +107,14 @@ class Answer:
         """The reply will be an error."""
         self._meter.failed()
 
-    async def close(self) -> None:
-        """Free the generation at all shards."""
+    async def close(self, *, keep: bool = False) -> None:
+        """Free the generation at all shards. keep: the answer is whole, its state may serve the next turn."""
         if self._closed:
             return
         self._closed = True
         self._meter.closed()
         if self._generation is not None:
-            await self._closer.close(self._generation)
+            await self._closer.close(self._generation, keep=keep)
 
     def _piece(self, token: GeneratedToken) -> Piece:
         if token.finish == "stop":

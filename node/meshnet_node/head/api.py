@@ -48,7 +48,7 @@ class Api:
     async def read(self, request: Request, model: type[M], not_here: frozenset[str] = frozenset()) -> M:
         """The request's body, parsed, checked for what is not supported, and validated. Raises ApiError, ClientGone."""
         body = parse_object(await read_body(request, self.settings.max_body_bytes))
-        refuse_unsupported(body, not_here)
+        refuse_unsupported(body, model.model_fields.keys(), not_here)
         fields = validate(model, body)
         self.unknown.note(body.keys() - model.model_fields.keys())
         return fields

@@ -1,8 +1,8 @@
 """API keys: who may call, told by `Authorization: Bearer`.
 
 Keys stand one a line in a file, `#` begins a comment; the file is read again when it changes, so that keys can be
-changed without a restart. Without a file every client may call; a file without keys lets nobody in. Keys are compared by digest
-in constant time and never logged.
+changed without a restart. Without a file every client may call; a file without keys lets nobody in. Keys are compared
+by digest in constant time and never logged.
 """
 
 from __future__ import annotations

@@ -54,15 +54,18 @@ class Generation(Protocol):
     log-probability (nothing comes before it). cached_tokens: prompt positions that no hop had to compute.
     """
 
-    prompt_scores: list[Score]
     cached_tokens: int
+
+    @property
+    def prompt_scores(self) -> list[Score]: ...
 
     def __aiter__(self) -> AsyncIterator[GeneratedToken]: ...
 
     async def aclose(self, *, keep: bool = True) -> None:
         """End it at every shard that was reached. Idempotent, safe at any moment, also while another task iterates.
 
-        keep: park the state for the conversation's next turn; else free it.
+        keep: the answer is whole, park its state for the conversation's next turn; else free it (what was adopted from
+        an earlier turn is parked again).
         """
 
 

@@ -17,11 +17,15 @@ from meshnet_node.wire.frames import TensorSpec
 
 
 class BoundaryLog:
-    """Rows [base, end) of one boundary; `base` 0 means complete. Tensors have the positions as their second axis."""
+    """Rows [base, end) of one boundary; `base` 0 means complete. Tensors have the positions as their second axis.
+
+    consumed: the position that the next hop has reached (`consumed_to`); rows from there on are never dropped.
+    """
 
     def __init__(self, budget: ReplayBudget) -> None:
         self.base = 0
         self.end = 0
+        self.consumed = 0
         self._specs: list[TensorSpec] = []
         self._data: list[bytearray] = []
         self._budget = budget
@@ -63,9 +67,15 @@ class BoundaryLog:
             parts.append(bytes(held[(start - self.base) * row : (stop - self.base) * row]))
         return specs, parts
 
-    def drop(self, consumed: int) -> None:
-        """Give back the rows below `consumed`, the position that the next hop has reached."""
-        keep = max(self.base, min(consumed, self.end))
+    def consumed_to(self, position: int) -> None:
+        """The next hop is at `position` now (it may have gone back); a dropped log gives up the rows before it."""
+        self.consumed = position
+        if self.base:
+            self.drop()
+
+    def drop(self) -> None:
+        """Give back the rows that the next hop has consumed."""
+        keep = max(self.base, min(self.consumed, self.end))
         for own, held in zip(self._specs, self._data, strict=True):
             del held[: (keep - self.base) * tensor_bytes(own)]
         self.base = keep
@@ -97,7 +107,6 @@ class ReplayBudget:
         self.limit = limit
         self.dropped = 0
         self._logs: set[BoundaryLog] = set()
-        self._consumed: dict[BoundaryLog, int] = {}
 
     @property
     def nbytes(self) -> int:
@@ -111,20 +120,13 @@ class ReplayBudget:
     def remove(self, log: BoundaryLog) -> None:
         """Count this log no more."""
         self._logs.discard(log)
-        self._consumed.pop(log, None)
-
-    def consumed(self, log: BoundaryLog, position: int) -> None:
-        """The next hop has reached `position`: a dropped log need not carry the rows before it."""
-        self._consumed[log] = position
-        if log.base:
-            log.drop(position)
 
     def check(self) -> None:
         """Drop the longest logs until the rest fits."""
         while self.nbytes > self.limit:
-            candidates = [held for held in self._logs if self._consumed.get(held, 0) > held.base]
+            candidates = [held for held in self._logs if min(held.consumed, held.end) > held.base]
             if not candidates:
                 return
             victim = max(candidates, key=lambda held: held.nbytes)
-            victim.drop(self._consumed[victim])
+            victim.drop()
             self.dropped += 1

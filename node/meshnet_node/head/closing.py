@@ -21,9 +21,9 @@ class Closer:
     def pending(self) -> int:
         return len(self._tasks)
 
-    async def close(self, generation: Generation) -> None:
+    async def close(self, generation: Generation, *, keep: bool) -> None:
         """End it at all shards; returns when that is done, and goes on when the caller is cancelled."""
-        task = asyncio.ensure_future(generation.aclose())
+        task = asyncio.ensure_future(generation.aclose(keep=keep))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         await asyncio.shield(task)

@@ -24,7 +24,7 @@ from meshnet_node.head.gate import Slot
 from meshnet_node.head.logprobs import LegacyLogprobs
 from meshnet_node.head.merging import merge
 from meshnet_node.head.planning import check_ids, plan_completion
-from meshnet_node.head.replies import Stamp, completion, completion_choice, to_json, usage
+from meshnet_node.head.replies import Stamp, completion, completion_choice, to_json, usage, with_token_ids
 from meshnet_node.head.requests import CompletionRequest, StreamOptions
 from meshnet_node.head.stream import EventStream, guarded
 
@@ -39,6 +39,7 @@ class Part:
     text: str
     logprobs: Logprobs | None = None
     finish: Finish | None = None
+    ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,7 @@ class ChoiceRun:
     answer: Answer
     echo: str | None
     legacy: LegacyLogprobs | None
+    with_ids: bool = False
 
     async def parts(self) -> AsyncGenerator[Part]:
         """Echo first, then the answer; the last part has the finish reason."""
@@ -62,8 +64,9 @@ class ChoiceRun:
                     echo = None
                 scores = piece.scores if piece.end is None else (*piece.scores, piece.end)
                 logprobs = self.legacy.entries(scores) if self.legacy is not None and scores else None
-                if piece.text or logprobs or piece.finish:
-                    yield Part(piece.text, logprobs, piece.finish)
+                ids = tuple(score.id for score in scores)
+                if piece.text or logprobs or piece.finish or (self.with_ids and ids):
+                    yield Part(piece.text, logprobs, piece.finish, ids)
 
 
 async def completions(api: Api, request: Request) -> Response:
@@ -99,7 +102,7 @@ def _run(api: Api, fields: CompletionRequest, prompt: str | list[int], key: str)
     if fields.echo:
         echo = prompt if isinstance(prompt, str) else api.text.decode(prompt)
     legacy = None if fields.logprobs is None else LegacyLogprobs(api.text.vocabulary, fields.logprobs)
-    return ChoiceRun(api.answer(plan, fields.stops), echo, legacy)
+    return ChoiceRun(api.answer(plan, fields.stops), echo, legacy, fields.return_token_ids)
 
 
 async def _close(runs: list[ChoiceRun]) -> None:
@@ -124,7 +127,9 @@ async def _whole(api: Api, runs: list[ChoiceRun]) -> bytes:
     choices = []
     for index, parts in enumerate(found):
         text = "".join(part.text for part in parts)
-        choices.append(completion_choice(index, text, parts[-1].finish or "stop", _joined(parts)))
+        choice = completion_choice(index, text, parts[-1].finish or "stop", _joined(parts))
+        ids = [id_ for part in parts for id_ in part.ids]
+        choices.append(with_token_ids(choice, ids) if runs[index].with_ids else choice)
     return to_json(completion(stamp, choices, usage([run.answer for run in runs])))
 
 
@@ -150,6 +155,8 @@ async def _chunks(api: Api, fields: CompletionRequest, runs: list[ChoiceRun]) ->
     async with aclosing(merge([run.parts() for run in runs], AT_ONCE)) as merged:
         async for index, part in merged:
             choice = completion_choice(index, part.text, part.finish, part.logprobs)
+            if fields.return_token_ids:
+                choice = with_token_ids(choice, part.ids)
             chunk = completion(stamp, [choice], None)
             if options.include_usage:
                 chunk = chunk.model_copy(update={"usage": usage(answers) if options.continuous_usage_stats else None})

@@ -22,12 +22,13 @@ from meshnet_node.errors import ApiError, LinkLost, WireError
 from meshnet_node.head.backend import GeneratedToken, GenerationRequest
 from meshnet_node.head.boundary import BoundaryLog
 from meshnet_node.head.context import MeshContext
-from meshnet_node.head.conversations import Adoption, Parked
+from meshnet_node.head.conversations import Adoption
 from meshnet_node.head.hop import Hop
+from meshnet_node.head.leaving import leave
 from meshnet_node.head.path import Stage
 from meshnet_node.head.pulse import Pulse
 from meshnet_node.head.recovery import Rebuild, Recovery, Repath
-from meshnet_node.wire.content import EMPTY, extend, pack_tokens
+from meshnet_node.head.tokenlog import TokenLog
 from meshnet_node.wire.frames import Open, RowResult, Sampling, Score
 
 CHUNKS_AHEAD = 2
@@ -45,20 +46,23 @@ class MeshGeneration:
         self.context = context
         self.stateless = stateless
         self.session = secrets.token_hex(16)
-        self.tokens = list(request.prompt)
+        self.tokens = TokenLog(request.prompt, scored=request.prompt_scores)
         self.hops: list[Hop] = []
         self.logs: dict[int, BoundaryLog] = {}
-        self.prompt_scores: list[Score] = [Score(id=request.prompt[0])] if request.prompt_scores else []
         self.cached_tokens = 0
         self.pulse = Pulse()
         self.accepted = asyncio.Event()
         self.recovery = Recovery(self)
-        self._hashes = [EMPTY, *extend(EMPTY, self.tokens)]
         self._attempts = itertools.count(1)
         self._last: Score | None = None
         self._task: asyncio.Task[None] | None = None
         self._finished = False
         self._closed = False
+
+    @property
+    def prompt_scores(self) -> list[Score]:
+        """One per prompt position, complete before the first token; empty unless asked for."""
+        return self.tokens.prompt_scores
 
     @property
     def max_positions(self) -> int:
@@ -116,7 +120,7 @@ class MeshGeneration:
     def produced(self, hop: Hop) -> int:
         """Positions whose output by this hop is kept here: what lies beyond must be computed (again)."""
         if hop.is_last:
-            return len(self.prompt_scores) - 1 if self._scoring else len(self.tokens) - 1
+            return self.tokens.produced
         return self.logs[hop.stage.end_layer + 1].end
 
     async def begin(self) -> None:
@@ -139,40 +143,14 @@ class MeshGeneration:
         if self._closed:
             return
         self._closed = True
-        whole = all(hop.synced for hop in self.hops)
         if self._task is not None and not self._task.done():
             self._task.cancel()
             await asyncio.wait({self._task})
-        self._leave(keep and whole and bool(self.hops) and not self.stateless)
+        if self.hops:
+            leave(self, keep=keep and all(hop.synced for hop in self.hops))
         for log in self.logs.values():
             log.release()
         self.context.running.discard(self)
-
-    def describe(self) -> dict[str, object]:
-        """Its entry in GET /mesh."""
-        hops = [
-            {"layers": [hop.stage.start_layer, hop.stage.end_layer], "endpoint": hop.endpoint.uid, "filled": hop.filled}
-            for hop in self.hops
-        ]
-        prompt = len(self.request.prompt)
-        return {"session": self.session, "prompt": prompt, "generated": len(self.tokens) - prompt, "hops": hops}
-
-    def _leave(self, keep: bool) -> None:
-        """Park what a finished answer leaves for the next turn, or what an unfinished one had adopted; free all else."""
-        at = None if self._finished else self.adoption.at if self.adoption is not None else 0
-        keep = keep and at != 0
-        held = min((hop.filled for hop in self.hops), default=0) if at is None else at
-        parked = Parked(
-            self.session,
-            self.request.key,
-            tuple(self.tokens[:held]),
-            tuple(hop.stage for hop in self.hops),
-            tuple(hop.link.info.instance if hop.link is not None else "" for hop in self.hops),
-        )
-        for hop in self.hops:
-            hop.release(keep=keep, at=held)
-        if keep:
-            self.context.conversations.put(parked)
 
     async def _next(self) -> GeneratedToken:
         if self._task is None:
@@ -187,11 +165,10 @@ class MeshGeneration:
         score = self._last
         if score is None:
             raise ApiError("the last shard gave no token", status=500, type="server_error")
-        done = len(self.tokens) - len(self.request.prompt)
         finish: Literal["stop", "length"] | None = None
         if score.id in self.request.stop_ids:
             finish = "stop"
-        elif done >= self.request.max_new_tokens:
+        elif self.tokens.generated >= self.request.max_new_tokens:
             finish = "length"
         self._finished = finish is not None
         return GeneratedToken(score, finish)
@@ -263,17 +240,16 @@ class MeshGeneration:
 
     async def _forward(self, hop: Hop, stop: int, target: int) -> None:
         start = hop.filled
-        tokens = pack_tokens(self.tokens[start:stop])
         log = self.logs[hop.stage.start_layer] if hop.stage.start_layer else None
         payload = log.rows(start, stop) if log is not None else ([], [])
         sampling = self._sampling() if hop.is_last and stop == target else None
         want: Literal["none", "last", "all"] = "none" if sampling is None else "last"
         targets = b""
-        if hop.is_last and self._scoring:
-            want, targets = "all", pack_tokens([*self.tokens[start + 1 : stop + 1], -1][: stop - start])
-        result, tensors = await hop.forward(
-            start, tokens, self._hashes[start], payload, want, "none" if self.stateless else "cached", sampling, targets
-        )
+        if hop.is_last and self.tokens.scoring:
+            want, targets = "all", self.tokens.targets(start, stop)
+        tokens, content = self.tokens.packed(start, stop), self.tokens.content(start)
+        mode: Literal["cached", "none"] = "none" if self.stateless else "cached"
+        result, tensors = await hop.forward(start, tokens, content, payload, want, mode, sampling, targets)
         if not hop.is_last:
             self.logs[hop.stage.end_layer + 1].put(start, stop - start, result.tensors, tensors)
         else:
@@ -281,32 +257,24 @@ class MeshGeneration:
         progress = stop > hop.reached
         hop.advance(stop - start)
         if log is not None:
-            self.context.budget.consumed(log, hop.filled)
+            log.consumed_to(hop.filled)
         if progress:
             self.accepted.set()
             self.recovery.progressed(new_token=sampling is not None)
         self.pulse.beat()
 
     def _take_output(self, result: RowResult, start: int, *, sampled: bool) -> None:
-        if self._scoring:
-            known = len(self.prompt_scores) - 1
-            wanted = len(self.request.prompt) - len(self.prompt_scores)
-            self.prompt_scores.extend(result.scores[known - start :][:wanted])
+        if self.tokens.scoring:
+            self.tokens.take_scores(start, result.scores)
         if sampled:
             if result.token is None:
                 raise LinkLost("the last shard answered without a token")
             self._last = result.token
             self.tokens.append(result.token.id)
-            self._hashes.extend(extend(self._hashes[-1], [result.token.id]))
-
-    @property
-    def _scoring(self) -> bool:
-        """Prompt scores are wanted and not complete yet."""
-        return bool(self.prompt_scores) and len(self.prompt_scores) < len(self.request.prompt)
 
     def _sampling(self) -> Sampling:
         """The request's parameters, with the stop ids banned while min_tokens holds."""
-        if len(self.tokens) - len(self.request.prompt) >= self.request.min_tokens:
+        if self.tokens.generated >= self.request.min_tokens:
             return self.request.sampling
         banned = (*self.request.sampling.banned, *sorted(self.request.stop_ids))
         return msgspec.structs.replace(self.request.sampling, banned=banned)

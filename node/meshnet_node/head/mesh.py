@@ -19,6 +19,7 @@ from meshnet_node.head.boundary import ReplayBudget
 from meshnet_node.head.context import MeshContext
 from meshnet_node.head.endpoints import Endpoint, Endpoints, LinkSettings
 from meshnet_node.head.generation import MeshGeneration
+from meshnet_node.head.leaving import describe
 from meshnet_node.head.path import plan, rank
 from meshnet_node.head.routes import FileRoutes
 from meshnet_node.head.telemetry import MeshTelemetry
@@ -104,7 +105,7 @@ class Mesh:
             "sessions": {
                 "running": len(self.context.running),
                 "waiting": self._admission.waiting,
-                "list": [generation.describe() for generation in self.context.running],
+                "list": [describe(generation) for generation in self.context.running],
             },
             "conversations": len(self.context.conversations),
             "replay_bytes": self.context.budget.nbytes,

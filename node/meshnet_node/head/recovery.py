@@ -104,7 +104,9 @@ class Recovery:
         """The hop before this one goes back to 0 and makes the missing rows again."""
         hops = self._generation.hops
         before = hops[hops.index(hop) - 1]
-        self._generation.logs[hop.stage.start_layer].restart()
+        log = self._generation.logs[hop.stage.start_layer]
+        log.restart()
+        log.consumed_to(hop.filled)
         self._note(before, "rebuild", "log_dropped", before.filled)
         before.filled = 0
         before.resume_at = 0
@@ -160,6 +162,8 @@ class Recovery:
         if hop.resume_at is not None:
             limits.append(hop.resume_at)
         hop.filled = min(limits)
+        if hop.stage.start_layer:
+            generation.logs[hop.stage.start_layer].consumed_to(hop.filled)
         kind = "moved" if moved else "replay" if hop.filled == 0 else "resume"
         if fault is not None:
             self._note(hop, kind, _cause(fault), max(0, before - hop.filled))

@@ -6,7 +6,7 @@ empty string, list or object) are never refused.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import Any
 
 from meshnet_node.errors import ApiError
@@ -44,14 +44,14 @@ _REFUSED = frozenset(_HARMLESS) | {
 _MUST_NOT_BE_FALSE = ("skip_special_tokens", "add_generation_prompt")
 
 
-def refuse_unsupported(body: dict[str, Any], also: frozenset[str] = frozenset()) -> None:
+def refuse_unsupported(body: dict[str, Any], known: Container[str], also: frozenset[str] = frozenset()) -> None:
     """Raises ApiError 400 with the field's name for the first field that can't be honoured.
 
-    also: names that this route does not honour, though another does.
+    known: the fields of this route. also: names that this route does not honour, though another does.
     """
     refused = _REFUSED | also
     for name, value in body.items():
-        if name in _MUST_NOT_BE_FALSE and value is False:
+        if name in _MUST_NOT_BE_FALSE and value is False and name not in known:
             raise ApiError(f"{name}: false {_NOT_YET}", param=name, code="unsupported_parameter")
         if name in refused and value and not _harmless(name, value):
             raise ApiError(f"{name}: this value {_NOT_YET}", param=name, code="unsupported_parameter")

@@ -117,6 +117,11 @@ def completion_choice(index: int, text: str, finish: Finish | None, logprobs: Lo
     return choice if finish else choice.model_copy(update={"finish_reason": None})
 
 
+def with_token_ids(choice: CompletionChoice, ids: Sequence[int]) -> CompletionChoice:
+    """The choice with vLLM's extension `token_ids`."""
+    return choice.model_copy(update={"token_ids": list(ids)})
+
+
 def completion(stamp: Stamp, choices: list[CompletionChoice], used: CompletionUsage | None) -> Completion:
     """A whole plain completion, or one chunk of a stream: both are of the same object type."""
     body = Completion(

@@ -121,12 +121,16 @@ class ChatRequest(GenerationFields):
 
 
 class CompletionRequest(GenerationFields):
-    """POST /v1/completions; `prompts` gives the one or many prompts as a list."""
+    """POST /v1/completions; `prompts` gives the one or many prompts as a list.
+
+    return_token_ids: each choice also carries `token_ids`, the ids whose text it holds (vLLM's extension).
+    """
 
     prompt: str | list[str] | list[TokenId] | list[list[TokenId]]
     best_of: int = Field(default=1, ge=1)
     echo: bool = False
     logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
+    return_token_ids: bool = False
 
     @property
     def prompts(self) -> list[str | list[int]]:

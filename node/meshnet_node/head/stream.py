@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 
@@ -91,44 +92,61 @@ class EventStream(Response):
         self._close = close
         self._keepalive = keepalive
         self._reader_seconds = reader_seconds
+        self._turn = asyncio.Lock()
+        self._sending_since: float | None = None
+        self._last = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._last = time.monotonic()
         sending = asyncio.ensure_future(self._send_all(send))
+        watching = asyncio.ensure_future(self._watch(send))
         gone = asyncio.ensure_future(until_gone(receive))
+        tasks = {sending, watching, gone}
         try:
-            await asyncio.wait({sending, gone}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if watching.done() and not sending.done():
+                _log.info("reader_stuck", seconds=self._reader_seconds)
         finally:
-            gone.cancel()
-            sending.cancel()
+            for task in tasks:
+                task.cancel()
             try:
-                await asyncio.wait({sending, gone})
+                await asyncio.wait(tasks)
             finally:
                 await self._close()
-        if sending.cancelled():
-            _log.info("client_gone", path=str(scope.get("path")))
-        elif isinstance(sending.exception(), TimeoutError):
-            _log.info("reader_stuck", seconds=self._reader_seconds)
-        else:
+        if not sending.cancelled():
             sending.result()
 
     async def _send_all(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        async with aclosing(self._events), aclosing(self._with_comments()) as parts:
-            async for data in parts:
-                async with asyncio.timeout(self._reader_seconds):
-                    await send({"type": "http.response.body", "body": data, "more_body": True})
+        async with aclosing(self._events) as events:
+            async for data in events:
+                await self._put(send, data)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _with_comments(self) -> AsyncGenerator[bytes]:
+    async def _put(self, send: Send, data: bytes) -> None:
+        async with self._turn:
+            self._sending_since = time.monotonic()
+            await send({"type": "http.response.body", "body": data, "more_body": True})
+            self._sending_since = None
+            self._last = time.monotonic()
+
+    async def _watch(self, send: Send) -> None:
+        """Comments while nothing else is sent; returns when the client takes nothing for too long.
+
+        One task for both, beside the sending, so that an event costs no timer of its own.
+        """
         while True:
-            upcoming = asyncio.ensure_future(anext(self._events, None))
-            try:
-                while not (await asyncio.wait({upcoming}, timeout=self._keepalive))[0]:
-                    yield COMMENT
-            finally:
-                upcoming.cancel()
-                await asyncio.wait({upcoming})
-            data = upcoming.result()
-            if data is None:
-                return
-            yield data
+            now = time.monotonic()
+            if self._sending_since is not None:
+                wait = self._sending_since + self._reader_seconds - now
+                if wait <= 0:
+                    return
+                await asyncio.sleep(min(wait, self._keepalive / 10))
+            elif (wait := self._last + self._keepalive - now) > 0:
+                await asyncio.sleep(min(wait, self._reader_seconds / 4))
+            else:
+                try:
+                    async with asyncio.timeout(self._reader_seconds):
+                        await self._put(send, COMMENT)
+                except TimeoutError:
+                    return

@@ -13,18 +13,24 @@ import os
 import secrets
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 PAUSE_FIRST, PAUSE_MOST = 0.2, 5.0
 STEADY_SECONDS = 30.0
+MISTAKE = 2
+TRIES_NEVER_READY, TRIES = 3, 10
 PR_SET_PDEATHSIG = 1
 
 
 @dataclass
 class Child:
-    """role is head or shard; layers None for the head. `uid`, `process` and `restarts` change over its life."""
+    """role is head or shard; layers None for the head; table_state: what the route table says of it.
+
+    The rest changes over its life: `note` says what it is doing now, `failures` counts the ends in a row before it was
+    ready (`served` once it was, ever).
+    """
 
     role: str
     name: str
@@ -38,6 +44,9 @@ class Child:
     process: asyncio.subprocess.Process | None = None
     ready: bool = False
     note: str = ""
+    table_state: str = "ready"
+    served: bool = False
+    failures: int = 0
     exits: list[int] = field(default_factory=list)
 
     @property
@@ -50,12 +59,28 @@ class Child:
         """Process id while it runs."""
         return self.process.pid if self.process is not None and self.process.returncode is None else None
 
+    @property
+    def hopeless(self) -> bool:
+        """Another start would end like the last: by a mistake of the user, or again before it is ready."""
+        if not self.served and self.exits and self.exits[-1] == MISTAKE:
+            return True
+        return self.failures >= (TRIES if self.served else TRIES_NEVER_READY)
+
+    def take_ready(self, ready: bool) -> bool:
+        """Note what /readyz said; True when that is news."""
+        news = ready != self.ready
+        self.ready = ready
+        self.served = self.served or ready
+        return news
+
     async def start(self) -> None:
         """Start the process; its output goes to the end of its log file."""
         self.uid = secrets.token_hex(8)
-        self.ready, self.note = False, "starting"
+        self.ready, self.note = False, "starting (importing libraries)"
         environment = {**os.environ, **self.environment, "MESHNET_POD_UID": self.uid}
         parent = os.getpid()
+        # Looked up before the fork: the child of a process with threads must not load anything.
+        prctl = ctypes.CDLL(None).prctl
         with self.log.open("ab") as output:
             self.process = await asyncio.create_subprocess_exec(
                 sys.executable,
@@ -67,7 +92,7 @@ class Child:
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
-                preexec_fn=lambda: _die_with(parent),
+                preexec_fn=lambda: _die_with(parent, prctl),
             )
 
     async def supervise(self, on_change: asyncio.Event) -> None:
@@ -80,7 +105,8 @@ class Child:
             on_change.set()
             assert self.process is not None
             self.exits.append(await self.process.wait())
-            self.ready = False
+            self.failures = 0 if self.ready else self.failures + 1
+            self.ready, self.note = False, f"ended (exit code {self.exits[-1]}), starts again"
             on_change.set()
             pause = PAUSE_FIRST if loop.time() - began > STEADY_SECONDS else pause
             await asyncio.sleep(pause)
@@ -115,8 +141,8 @@ class Child:
                 self.process.send_signal(number)
 
 
-def _die_with(parent: int) -> None:
+def _die_with(parent: int, prctl: Callable[[int, int], int]) -> None:
     """In the child before exec: be killed when the parent goes away."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)

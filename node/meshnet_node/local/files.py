@@ -48,7 +48,12 @@ def route_table(uid: str, epoch: int, shards: Sequence[Child]) -> dict[str, obje
                         "endLayer": end,
                         "service": "",
                         "endpoints": [
-                            {"uid": child.uid, "address": f"127.0.0.1:{child.port}", "state": "ready", "deadline": None}
+                            {
+                                "uid": child.uid,
+                                "address": f"127.0.0.1:{child.port}",
+                                "state": child.table_state,
+                                "deadline": None,
+                            }
                             for child in members
                             if child.pid is not None
                         ],

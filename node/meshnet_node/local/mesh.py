@@ -20,13 +20,15 @@ from pathlib import Path
 import httpx2
 
 from meshnet_node.errors import ConfigError
-from meshnet_node.local.child import Child
+from meshnet_node.local.child import TRIES, Child
 from meshnet_node.local.files import route_table, state, write_token, write_whole
 from meshnet_node.local.layers import Range
 
 HEALTH_SECONDS = 0.5
 SILENT_SECONDS = 6.0
 STOP_SECONDS = 10.0
+DRAIN_SECONDS = 2
+MEGABYTE = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -91,22 +93,45 @@ class LocalMesh:
         self._write_state()
 
     async def ready(self, seconds: float = 600) -> None:
-        """Until the head has a complete path. Raises ConfigError with the end of a log when a process keeps dying."""
+        """Until the head has a complete path. Raises ConfigError with the end of a log when a process can't run."""
         deadline = time.monotonic() + seconds
         async with httpx2.AsyncClient() as client:
             while time.monotonic() < deadline:
-                dead = next((child for child in self.children if len(child.exits) >= 3), None)
-                if dead is not None:
-                    raise ConfigError(f"{dead.name} keeps ending (exit codes {dead.exits}):\n{dead.tail()}")
+                self.check()
                 with contextlib.suppress(httpx2.HTTPError):
                     if (await client.get(f"{self.url}/ready")).status_code == 200:
                         return
                 await asyncio.sleep(0.2)
         raise ConfigError(f"the mesh was not ready in {seconds:.0f} s; see the logs in {self.plan.folder}")
 
+    async def watch(self) -> None:
+        """Never returns; raises ConfigError with the end of a log as soon as a process can't be kept running."""
+        while True:
+            self.check()
+            await asyncio.sleep(HEALTH_SECONDS)
+
+    def check(self) -> None:
+        """Raises ConfigError with the end of its log when a process can't be kept running."""
+        for child in self.children:
+            if child.hopeless:
+                codes = ", ".join(map(str, child.exits[-TRIES:]))
+                raise ConfigError(
+                    f"{child.name} does not keep running (exit codes {codes}). Its log ends:\n{child.tail()}"
+                )
+
+    def mark(self, child: Child, table_state: str) -> None:
+        """Say in the route table that this shard is ready, draining or suspect."""
+        child.table_state = table_state
+        self._changed.set()
+
     def _build(self) -> None:
         plan = self.plan
-        shared = {"MESHNET_TOKEN_FILE": str(self.token), "MESHNET_HOST": "127.0.0.1", **plan.environment}
+        shared = {
+            "MESHNET_TOKEN_FILE": str(self.token),
+            "MESHNET_HOST": "127.0.0.1",
+            "MESHNET_DRAIN_SECONDS": str(DRAIN_SECONDS),
+            **plan.environment,
+        }
         served = {"MESHNET_SERVED_NAME": plan.served_name} if plan.served_name else {}
         head = ["head", "--model", plan.model, "--port", str(plan.port), "--routes", str(self.routes)]
         self.children = [Child("head", "head", plan.port, head, {**shared, **served}, plan.folder / "head.log")]
@@ -126,7 +151,7 @@ class LocalMesh:
         """Write the table (a new epoch) when a process came or went, and the state file whenever it differs."""
         while True:
             self._changed.clear()
-            pids = [(child.uid, child.pid) for child in self.shards]
+            pids = [(child.uid, child.pid, child.table_state) for child in self.shards]
             if pids != self._written:
                 self._written = pids
                 self._epoch += 1
@@ -145,7 +170,7 @@ class LocalMesh:
         """Learn readiness and loading progress; kill a process that listened once and is silent now."""
         if child.pid is None:
             return
-        uid, was_ready = child.uid, child.ready
+        uid = child.uid
         try:
             await client.get(f"{child.url}/healthz")
             self._heard[uid] = time.monotonic()
@@ -155,13 +180,29 @@ class LocalMesh:
                 self._report(f"{child.name} (pid {child.pid}) has been silent for {SILENT_SECONDS:.0f} s: killed")
                 child.kill()
             return
-        child.ready = readiness.status_code == 200
-        if child.ready != was_ready:
+        if uid != child.uid:
+            return
+        child.note = readiness_note(readiness)
+        if child.take_ready(readiness.status_code == 200):
             self._report(f"{child.name} is {'ready' if child.ready else 'not ready'}")
             self._changed.set()
 
     def _write_state(self) -> None:
         write_whole(self.state, state(self.url, self.routes, self.token, self.children))
+
+
+def readiness_note(response: httpx2.Response) -> str:
+    """What a process is doing, in words: a shard's /readyz names its phase and the bytes that it has loaded."""
+    if response.status_code == 200:
+        return "ready"
+    try:
+        body = response.json()
+        phase, done, total = str(body["status"]), int(body["loaded_bytes"]), int(body["total_bytes"])
+    except (ValueError, KeyError, TypeError):
+        return "not ready"
+    if phase != "loading" or not total:
+        return phase
+    return f"loading {done // MEGABYTE} of {total // MEGABYTE} MB"
 
 
 def free_port() -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -19,19 +19,14 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from meshnet_node.errors import DtypeError, ModelError, WeightsError
 from meshnet_node.model.cut import CutModel, drop_layers, layout_of
 from meshnet_node.model.families import boundaries, check_family
+from meshnet_node.model.packed import Packer
 from meshnet_node.model.pieces import Piece, place, plan_pieces
 from meshnet_node.model.ranges import layer_range, wanted_names
 from meshnet_node.model.source import ModelFiles
-from meshnet_node.model.tensorfiles import StoredTensor, copy_into
+from meshnet_node.model.tensorfiles import StoredTensor, copy_into, scratch
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 Progress = Callable[[int, int], None]
-
-
-class Finish(Protocol):
-    """Called for each tensor as soon as it is there: may put another module in the place of its owner."""
-
-    def __call__(self, model: nn.Module, name: str) -> None: ...
 
 
 def load_range(
@@ -43,7 +38,6 @@ def load_range(
     device: torch.device,
     trust_remote_code: bool = False,
     progress: Progress = lambda done, total: None,
-    finish: Finish = lambda model, name: None,
 ) -> tuple[CutModel, int]:
     """The range of the model, and the bytes of its weights.
 
@@ -65,14 +59,21 @@ def load_range(
     pieces = plan_pieces(model, files.names, targets)
     stored = files.locate(piece.name for group in pieces.values() for piece in group)
     total = sum(target.nbytes for target in targets.values())
+    embedding = model.get_input_embeddings()
+    packer = Packer(model, wanted, device, total)
     done = 0
     progress(0, total)
     for name in sorted(targets, key=lambda name: -targets[name].nbytes):
-        _put(model, name, _read(pieces[name], stored, targets[name], device))
-        done += targets[name].nbytes
-        finish(model, name)
+        like = targets[name]
+        done += like.nbytes
+        if packer.wants(name, like, done):
+            packer.pack(name, _read(pieces[name], stored, scratch(like.shape, like.dtype)))
+        else:
+            _put(model, name, _read(pieces[name], stored, torch.empty_like(like, device=device)))
+        if name in layout.tied.values():
+            model.tie_weights()
+            packer.head(embedding, layers.is_first)
         progress(done, total)
-    model.tie_weights()
     _initialise_buffers(model, device)
     return CutModel(model, layers), total
 
@@ -119,10 +120,8 @@ def _set_dtypes(model: Any, targets: dict[str, torch.Tensor], wanted: torch.dtyp
                 targets[name] = tensor.to(dtype)
 
 
-def _read(
-    pieces: list[Piece], stored: dict[str, StoredTensor], like: torch.Tensor, device: torch.device
-) -> torch.Tensor:
-    target = torch.empty(like.shape, dtype=like.dtype, device=device)
+def _read(pieces: list[Piece], stored: dict[str, StoredTensor], target: torch.Tensor) -> torch.Tensor:
+    """`target`, filled."""
     counts: dict[int, int] = {}
     for piece in pieces:
         source = piece.merge.source if piece.merge else 0

@@ -8,9 +8,10 @@ piece of extra memory, not one tensor.
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -86,6 +87,16 @@ def _stored(file: Path, name: str, entry: Mapping[str, Any], start: int, size: i
     return found
 
 
+def scratch(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """A tensor on the CPU for passing use. Its memory goes back to the system with it: the allocator would keep the
+    holes that freed weights leave between kept ones, up to half of the range again."""
+    count = prod(shape)
+    if count == 0:
+        return torch.empty(tuple(shape), dtype=dtype)
+    memory = mmap.mmap(-1, count * dtype.itemsize)
+    return torch.frombuffer(memory, dtype=dtype, count=count).view(tuple(shape))
+
+
 def copy_into(source: StoredTensor, target: torch.Tensor) -> None:
     """Fill `target` (same number of elements, contiguous, any dtype and device) from the file."""
     flat = target.view(-1)
@@ -97,7 +108,7 @@ def copy_into(source: StoredTensor, target: torch.Tensor) -> None:
             _read(descriptor, source, flat, source.offset)
             return
         step = max(1, PIECE // source.dtype.itemsize)
-        buffer = torch.empty(min(step, flat.numel()), dtype=source.dtype)
+        buffer = scratch((min(step, flat.numel()),), source.dtype)
         for begin in range(0, flat.numel(), step):
             piece = buffer[: min(step, flat.numel() - begin)]
             _read(descriptor, source, piece, source.offset + begin * source.dtype.itemsize)

@@ -24,6 +24,7 @@ Views = list[tuple[torch.Tensor, torch.Tensor]]
 Inner = Callable[..., tuple[torch.Tensor, Any]]
 ATTRIBUTE = "_meshnet_batch"
 PREFIX = "meshnet_"
+SPECIAL = ("softcap", "position_bias", "is_causal")  # arguments that the plain fused attention does not know
 
 
 @dataclass
@@ -72,16 +73,30 @@ def attend(
     if layer in batch.returned and batch.returned.pop(layer) is not key:
         batch.expanding.add(layer)
     views = batch.views.pop(layer, None)
-    if views is None or len(views) == 1:
-        if views is not None and layer not in batch.expanding:
-            key, value = views[0]
-        mask = _mask(batch, layer, query, key, fused)
-        return inner(module, query, key, value, mask, **kwargs)[0], None
-    if layer in batch.expanding:
+    if views is not None and layer in batch.expanding:
         lengths = [row[0].shape[2] for row in views]
         views = list(zip(torch.split(key, lengths, 2), torch.split(value, lengths, 2), strict=True))
+    if views is None or query.shape[2] > 1:
+        key, value = (key, value) if views is None else views[0]
+        mask = _mask(batch, layer, query, key, fused)
+        return inner(module, query, key, value, mask, **kwargs)[0], None
+    if fused and not any(kwargs.get(name) is not None for name in SPECIAL):
+        return _decode_fused(query, views, kwargs.get("scaling")), None
     rows = [inner(module, query[i : i + 1], k, v, None, **kwargs)[0] for i, (k, v) in enumerate(views)]
     return torch.cat(rows), None
+
+
+def _decode_fused(query: torch.Tensor, views: Views, scale: float | None) -> torch.Tensor:
+    """The fused attention of single positions, without what transformers' wrapper does anew for each row: the heads
+    that share keys are taken as so many positions that see the same, and nothing is masked."""
+    batch, heads, _, width = query.shape
+    shared = views[0][0].shape[1]
+    grouped = query.reshape(batch, shared, heads // shared, width)
+    rows = [
+        nn.functional.scaled_dot_product_attention(grouped[i : i + 1], k, v, scale=scale)
+        for i, (k, v) in enumerate(views)
+    ]
+    return torch.cat(rows).reshape(batch, 1, heads, -1)
 
 
 def _mask(batch: Batch, layer: int, query: torch.Tensor, key: torch.Tensor, fused: bool) -> torch.Tensor | None:

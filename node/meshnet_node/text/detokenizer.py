@@ -26,7 +26,7 @@ class Detokenizer:
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
-        self._window = list(prompt[-PRIME:])
+        self._window = self._prime(prompt)
         self._new = 0  # ids at the end of the window that came since all text was out
         self._stuck = 0  # ids since the last piece, while an incomplete character is held back
         # A prompt that ends inside a character: the answer begins with that character.
@@ -59,6 +59,14 @@ class Detokenizer:
         piece = self._text(self._window)[self._out :]
         self._out += len(piece)
         return piece
+
+    def _prime(self, prompt: Sequence[int]) -> list[int]:
+        """The prompt's last ids, from the beginning of a character on."""
+        for size in range(PRIME, PRIME + CAP):
+            window = list(prompt[-size:])
+            if not self._text(window).startswith(BROKEN):
+                return window
+        return list(prompt[-PRIME:])
 
     def _text(self, ids: list[int]) -> str:
         return self._tokenizer.decode(ids, skip_special_tokens=True)

@@ -1,0 +1,221 @@
+"""The shard's routes and its server: nothing here but translation between the web framework and the shard.
+
+Invariant: uvicorn's own signal handling is off, because it would close the links at once; a SIGTERM drains first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI, Request, Response, WebSocket, WebSocketDisconnect
+from fastapi.responses import JSONResponse
+
+from meshnet_node.errors import ConfigError, WireError
+from meshnet_node.metrics import exposition
+from meshnet_node.settings import ShardSettings
+from meshnet_node.shard.forward_http import close_session, describe, forward
+from meshnet_node.shard.link import serve_link
+from meshnet_node.shard.process import MAX_MESSAGE_BYTES, Loader, Shard
+from meshnet_node.shard.runner import RangeRunner
+
+USER_TIMEOUT_MS = 20_000
+
+
+def create_app(settings: ShardSettings, load: Loader = RangeRunner.load) -> FastAPI:
+    """The application; its lifespan starts to load the weights. `app.state.shard` is the process's Shard."""
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        shard = Shard(settings, load)
+        app.state.shard = shard
+        shard.start()
+        yield
+        await shard.stop()
+
+    app = FastAPI(lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
+    app.add_exception_handler(WireError, _refuse)
+    app.add_api_websocket_route("/v1/link", _link)
+    app.add_api_route("/v1/forward", _forward, methods=["POST"], response_model=None)
+    app.add_api_route("/v1/info", _info, methods=["GET"], response_model=None)
+    app.add_api_route("/v1/sessions/{session}", _delete, methods=["DELETE"], response_model=None)
+    app.add_api_route("/healthz", _healthz, methods=["GET"], response_model=None)
+    app.add_api_route("/readyz", _readyz, methods=["GET"], response_model=None)
+    app.add_api_route("/metrics", _metrics, methods=["GET"], response_model=None)
+    return app
+
+
+async def serve(settings: ShardSettings) -> None:
+    """Run the shard until SIGTERM (drains) or SIGINT. Raises what the weights' loading raised, or ConfigError."""
+    app = create_app(settings)
+    listener = _listen(settings.host, settings.port)
+    server = Server(server_config(app))
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, stop.set)
+    loop.add_signal_handler(signal.SIGINT, server.exit)
+    running = asyncio.create_task(server.serve(sockets=[listener]))
+    try:
+        await _until_over(server, running, app, stop)
+    finally:
+        server.exit()
+        await running
+        loop.remove_signal_handler(signal.SIGTERM)
+        loop.remove_signal_handler(signal.SIGINT)
+
+
+async def _until_over(server: Server, running: asyncio.Task[None], app: FastAPI, stop: asyncio.Event) -> None:
+    """The server ended, the shard failed (raised), or SIGTERM came and the sessions are through."""
+    up, stopping = asyncio.create_task(server.up.wait()), asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait({running, up}, return_when=asyncio.FIRST_COMPLETED)
+        if running.done():
+            return
+        shard: Shard = app.state.shard
+        ends: list[asyncio.Future[Any]] = [running, stopping, shard.failed]
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        if shard.failed.done():
+            raise shard.failed.result()
+        if not running.done():
+            await shard.drain()
+    finally:
+        up.cancel()
+        stopping.cancel()
+
+
+class Server(uvicorn.Server):
+    """uvicorn without its signal handlers. `up` is set once it listens; `exit` ends it."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.up = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.up.set()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    def exit(self) -> None:
+        """Close listeners and connections; serve() then returns."""
+        self.should_exit = True
+
+
+def server_config(app: FastAPI) -> uvicorn.Config:
+    """No compression, no pings of its own (the heartbeat is a frame), no access log."""
+    return uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        http="httptools",
+        ws="websockets-sansio",
+        ws_max_size=MAX_MESSAGE_BYTES,
+        ws_per_message_deflate=False,
+        ws_ping_interval=None,
+        ws_ping_timeout=None,
+        server_header=False,
+        lifespan="on",
+        timeout_graceful_shutdown=2,
+    )
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A listening socket; accepted connections inherit that unacknowledged bytes end them in time."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, USER_TIMEOUT_MS)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise ConfigError(f"MESHNET_HOST, MESHNET_PORT: {host}:{port} can't be used: {error.strerror}") from error
+    listener.setblocking(False)
+    return listener
+
+
+async def _refuse(_: Request, error: Exception) -> Response:
+    """{"error": CODE, "message": ..., "have": ...} with the code's status."""
+    if not isinstance(error, WireError):
+        raise error
+    body: dict[str, object] = {"error": error.code, "message": error.message}
+    if error.have is not None:
+        body["have"] = error.have
+    return JSONResponse(body, status_code=error.status)
+
+
+def _shard(request: Request) -> Shard:
+    shard: Shard = request.app.state.shard
+    return shard
+
+
+async def _forward(request: Request) -> Response:
+    body, headers = await forward(_shard(request), request.headers, request.stream())
+    return Response(body, media_type="application/octet-stream", headers=headers)
+
+
+async def _info(request: Request) -> Response:
+    return Response(describe(_shard(request), request.headers), media_type="application/json")
+
+
+async def _delete(request: Request) -> Response:
+    await close_session(_shard(request), request.headers, request.path_params["session"])
+    return Response(status_code=204)
+
+
+async def _healthz(request: Request) -> Response:
+    """200 while this process works, also while it loads; 503 when a group hangs on the model thread."""
+    shard = _shard(request)
+    done, total = shard.progress
+    sound = not shard.hung and shard.phase != "failed"
+    body = {"status": shard.phase if sound else "hung", "loaded_bytes": done, "total_bytes": total}
+    return JSONResponse(body, status_code=200 if sound else 503)
+
+
+async def _readyz(request: Request) -> Response:
+    """200 when the weights are loaded, probed, and new sessions are taken."""
+    shard = _shard(request)
+    done, total = shard.progress
+    body = {"status": shard.phase, "loaded_bytes": done, "total_bytes": total}
+    return JSONResponse(body, status_code=200 if shard.phase == "ready" else 503)
+
+
+async def _metrics(request: Request) -> Response:
+    body, content_type = exposition(_shard(request).registry)
+    return Response(body, headers={"Content-Type": content_type})
+
+
+async def _link(websocket: WebSocket) -> None:
+    shard: Shard = websocket.app.state.shard
+    await websocket.accept()
+    await serve_link(shard, _Socket(websocket))
+
+
+class _Socket:
+    """link.Socket over the framework's WebSocket."""
+
+    def __init__(self, websocket: WebSocket) -> None:
+        self._websocket = websocket
+
+    async def receive(self) -> bytes | None:
+        message = await self._websocket.receive()
+        if message["type"] == "websocket.disconnect":
+            return None
+        data: bytes | None = message.get("bytes")
+        return data if data is not None else message.get("text", "").encode()
+
+    async def send(self, message: bytes) -> None:
+        with contextlib.suppress(WebSocketDisconnect, RuntimeError):
+            await self._websocket.send_bytes(message)
+
+    async def close(self, code: int, reason: str) -> None:
+        with contextlib.suppress(WebSocketDisconnect, RuntimeError):
+            await self._websocket.close(code, reason)

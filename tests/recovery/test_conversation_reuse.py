@@ -1,0 +1,112 @@
+"""The next turn goes on from what the last one parked, with the same tokens, also when a shard is lost meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from pathlib import Path
+
+import pytest
+from meshnet_small import SmallMesh, small_mesh
+from meshnet_testing_models import greedy, prompt, uncut, write_model
+
+TWO = [(0, 2), (3, 5)]
+NEW = 12
+
+
+async def two_turns(small: SmallMesh, first: list[int]) -> list[int]:
+    """The prompt of the second turn: the first turn, its answer, and something new."""
+    await small.add("a", TWO)
+    small.publish()
+    await small.linked()
+    answer = await small.generate(first, NEW, keep=True)
+    await parked(small, 1)
+    return [*first, *(score.id for score in answer), *prompt(7, 5)]
+
+
+async def parked(small: SmallMesh, count: int) -> None:
+    """Until every shard has parked so many sessions and runs none."""
+
+    def counts(shard: object) -> tuple[int, int]:
+        store = shard.loaded.engine.store  # type: ignore[attr-defined]
+        if not store.active:
+            store.check()
+        return store.active, len(store)
+
+    await small.until(
+        lambda: all(shard.server is not None and shard.server.look(counts) == (0, count) for shard in small.shards),
+        f"{count} parked sessions",
+    )
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "qwen3_next"])
+async def test_the_second_turn_computes_only_what_is_new(family: str, tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model", family)
+    async with small_mesh(model, tmp_path / "mesh") as small:
+        second = await two_turns(small, prompt(60, 1))
+        answer = await small.generate(second, NEW, keep=True)
+        assert [score.id for score in answer] == greedy(uncut(model), second, NEW)
+        assert small.cached >= 48, "all that was held, or up to a recurrent state's last snapshot"
+        await parked(small, 1)
+
+
+async def test_a_loss_in_an_adopted_turn_goes_back_to_the_tokens(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model", "llama")
+    async with small_mesh(model, tmp_path / "mesh") as small:
+        second = await two_turns(small, prompt(60, 2))
+
+        async def lose() -> None:
+            small.shards[1].crash()
+            await asyncio.to_thread(small.shards[1].start)
+            small.publish()
+
+        def on_token(seen: int) -> Awaitable[None] | None:
+            return lose() if seen == 4 else None
+
+        answer = await small.generate(second, NEW, on_token)
+        assert small.cached == 71
+        assert [score.id for score in answer] == greedy(uncut(model), second, NEW)
+
+
+async def test_another_chat_with_the_same_beginning_copies_and_the_first_still_hits(tmp_path: Path) -> None:
+    """exo 1816: an unrelated chat that shares a system prompt must not cost the first one its cache."""
+    model = write_model(tmp_path / "model", "llama")
+    async with small_mesh(model, tmp_path / "mesh") as small:
+        second = await two_turns(small, prompt(80, 3))
+        other = [*second[:50], *prompt(9, 8)]
+        answer = await small.generate(other, NEW, keep=True)
+        assert small.cached == 50
+        assert [score.id for score in answer] == greedy(uncut(model), other, NEW)
+        await parked(small, 2)
+        answer = await small.generate(second, NEW, keep=True)
+        assert small.cached == 91
+        assert [score.id for score in answer] == greedy(uncut(model), second, NEW)
+
+
+async def test_a_turn_that_is_broken_off_leaves_the_last_whole_one(tmp_path: Path) -> None:
+    """SGLang 36475: the next request goes on from the last completed turn, never from a half-written one."""
+    model = write_model(tmp_path / "model", "llama")
+    async with small_mesh(model, tmp_path / "mesh") as small:
+        second = await two_turns(small, prompt(60, 4))
+        leaving = asyncio.create_task(small.generate(second, 200, keep=False))
+        await small.until(lambda: bool(small.mesh.context.running), "the second turn to run")
+        await asyncio.sleep(0.05)
+        leaving.cancel()
+        await asyncio.wait({leaving})
+        await parked(small, 1)
+        answer = await small.generate(second, NEW)
+        assert small.cached == 71
+        assert [score.id for score in answer] == greedy(uncut(model), second, NEW)
+        await small.idle()
+
+
+async def test_state_that_was_evicted_meanwhile_is_no_harm(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model", "llama")
+    async with small_mesh(model, tmp_path / "mesh") as small:
+        second = await two_turns(small, prompt(60, 6))
+        (entry,) = small.mesh.context.conversations._entries.values()
+        await asyncio.to_thread(small.shards[1].evict, entry.session)
+        answer = await small.generate(second, NEW)
+        assert small.cached == 0
+        assert [score.id for score in answer] == greedy(uncut(model), second, NEW)
+        await small.idle()
