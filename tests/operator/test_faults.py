@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
-from collections.abc import Callable
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
+from cluster import access
 from meshnet_operator import kinds, names
 from meshnet_operator.errors import LeaseLost, Stalled
 
@@ -179,3 +184,52 @@ async def test_killed_again_and_again_the_end_is_the_same(space: Any, start: Any
     events = [one for one in await space.list(kinds.EVENT) if one["reason"] == "ScalingReplicaSet"]
     ups = [one["message"] for one in events if "Scaled up" in one["message"] and "from 0 to 1" in one["message"]]
     assert len(ups) == len(set(ups)) == 6
+
+
+async def test_kill_9_of_the_process_in_apply_rollout_and_loss(space: Any, meshmodel: Make, tmp_path: Path) -> None:
+    """The operator as it runs in a pod, ended by the kernel; its successor waits for the lease and goes on."""
+    token = await access.account(space.cluster, space.name)
+    config = access.kubeconfig(tmp_path / "operator.kubeconfig", space.plane.server, token, space.plane.authority)
+    settings = {
+        "NODE_IMAGE": "meshnet/node:test", "NAMESPACE": space.name, "KUBECONFIG": str(config), "HOST": "127.0.0.1",
+        "PORT": "0", "LEASE_NAMESPACE": space.name, "LEASE_SECONDS": "2", "LEASE_RENEW_DEADLINE": "1.5",
+        "LEASE_RETRY_SECONDS": "0.3", "PROBE_SHARDS": "false", "LOG_LEVEL": "WARNING",
+    }  # fmt: skip
+    environment = {**os.environ, **{f"MESHNET_OPERATOR_{name}": value for name, value in settings.items()}}
+    chance = random.Random(3)
+
+    @asynccontextmanager
+    async def process(name: str) -> AsyncIterator[asyncio.subprocess.Process]:
+        more = {"MESHNET_OPERATOR_IDENTITY": name}
+        made = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "meshnet_operator", env=environment | more, start_new_session=True
+        )
+        try:
+
+            async def leads() -> bool:
+                found = await space.list(kinds.LEASE)
+                return bool(found and found[0]["spec"]["holderIdentity"] == name)
+
+            await space.until(leads, 60, f"{name} leads")
+            yield made
+        finally:
+            if made.returncode is None:
+                made.kill()
+            await made.wait()
+
+    await space.create(meshmodel())
+    for at in range(2):
+        async with process(f"apply-{at}") as one:
+            await asyncio.sleep(chance.uniform(0.1, 0.5))
+            one.kill()
+    async with process("serving"):
+        await space.until_ready(seconds=60)
+        await space.patch("demo", {"image": "meshnet/node:new"})
+        await asyncio.sleep(chance.uniform(0.2, 0.8))
+    (front, *_) = await space.pods("front")
+    await space.cluster.delete(kinds.POD, space.name, front["metadata"]["name"])
+    async with process("last"):
+        await space.until_ready(seconds=90)
+    assert len(await space.list(kinds.DEPLOYMENT)) == 3
+    assert {one["spec"]["containers"][0]["image"] for one in await space.pods()} == {"meshnet/node:new"}
+    assert len(await space.pods()) == 3
