@@ -105,7 +105,8 @@ class Controller:
             log.error("MeshModel not understood", extra={"model": str(key), "reason": str(error)})
             return
         known = self.store.models.get(key)
-        if known is not None and known.uid == model.uid and model.generation < known.generation:
+        if known is not None and known.uid == model.uid and model.version < known.version:
+            # Older than the answer to our own status write: its status would be told a second time.
             return
         self.store.models[key] = model
         if known is None or known.uid != model.uid:

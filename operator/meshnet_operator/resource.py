@@ -7,7 +7,7 @@ Defaults here and in the CRD are the same values (a test walks both). Values of 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from meshnet_operator.errors import ResourceError
@@ -85,7 +85,7 @@ class MeshModel:
     spec: Object
     status: Object
     shards: tuple[Shard, ...]
-    annotations: Mapping[str, str] = field(default_factory=dict)
+    version: int = 0
 
     @property
     def name(self) -> str:
@@ -158,7 +158,7 @@ def parse(body: Mapping[str, Any]) -> MeshModel:
             spec=dict(spec),
             status=dict(body.get("status") or {}),
             shards=tuple(_shard(raw) for raw in spec["shards"]),
-            annotations=dict(metadata.get("annotations") or {}),
+            version=int(metadata.get("resourceVersion") or 0),
         )
     except (KeyError, TypeError) as error:
         raise ResourceError(f"the MeshModel lacks {error}") from None
