@@ -99,7 +99,7 @@ class Nodes:
         await asyncio.gather(*others, return_exceptions=True)
         await self._opened().close()
         # A closed TLS connection leaves in the loop's next turns.
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.3)
 
     async def _open(self) -> None:
         self._cluster = Cluster(await load_configuration(self._kubeconfig), 30.0, 64)

@@ -20,7 +20,7 @@ from meshnet_operator.settings import OperatorSettings
 
 Deliver = Callable[[str | None, Mapping[str, Any]], None]
 END_SECONDS = 5.0
-LAST_TURNS = 0.1
+LAST_TURNS = 0.3
 
 
 async def run(configuration: Configuration, settings: OperatorSettings, deliver: Deliver) -> None:

@@ -154,7 +154,7 @@ async def space(plane: Plane, nodes: Nodes) -> AsyncIterator[Space]:
     await cluster.delete(kinds.NAMESPACE, None, name)
     await cluster.close()
     # TLS connections are taken down in the loop's next turns.
-    await asyncio.sleep(0.1)
+    await asyncio.sleep(0.3)
 
 
 @pytest.fixture
@@ -163,7 +163,7 @@ async def admin(plane: Plane) -> AsyncIterator[Cluster]:
     cluster = Cluster(await load_configuration(plane.kubeconfig), 30.0, 64)
     yield cluster
     await cluster.close()
-    await asyncio.sleep(0.1)
+    await asyncio.sleep(0.3)
 
 
 Start = Callable[..., Awaitable["Running"]]
