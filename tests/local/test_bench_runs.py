@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from meshnet_node.bench import concurrency, decode, faults, memory, prefill, recovery
 from meshnet_node.bench.command import table
 from meshnet_node.bench.session import Bench
@@ -19,6 +20,15 @@ from meshnet_node.local.models import local_model
 from meshnet_tiny import LAYERS
 
 pytestmark = pytest.mark.timeout(400)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """The reference of these runs on one thread: it shares the cores with whatever else is tested."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture

@@ -68,8 +68,8 @@ def run_together(chain: Chain, losses: dict[int, tuple[int, int]]) -> list[list[
     step = 0
     while waiting or any(remaining(session, i) for i, session in enumerate(live)):
         if step in losses:
-            session, hop = losses[step]
-            chain.lose(live[session], hop)
+            which, hop = losses[step]
+            chain.lose(live[which], hop)
         active = [session for i, session in enumerate(live) if remaining(session, i)]
         if active:
             for session, logits in zip(active, chain.decode(active), strict=True):

@@ -50,9 +50,12 @@ async def test_the_second_turn_computes_only_what_is_new(family: str, tmp_path: 
         await parked(small, 1)
 
 
-async def test_a_loss_in_an_adopted_turn_goes_back_to_the_tokens(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("replay_bytes", "kinds"), [(2**30, {"moved"}), (0, {"moved", "rebuild"})])
+async def test_a_loss_in_an_adopted_turn_is_healed_from_the_first_turns_log_or_the_tokens(
+    replay_bytes: int, kinds: set[str], tmp_path: Path
+) -> None:
     model = write_model(tmp_path / "model", "llama")
-    async with small_mesh(model, tmp_path / "mesh") as small:
+    async with small_mesh(model, tmp_path / "mesh", replay_bytes=replay_bytes) as small:
         second = await two_turns(small, prompt(60, 2))
 
         async def lose() -> None:
@@ -66,6 +69,8 @@ async def test_a_loss_in_an_adopted_turn_goes_back_to_the_tokens(tmp_path: Path)
         answer = await small.generate(second, NEW, on_token)
         assert small.cached == 71
         assert [score.id for score in answer] == greedy(uncut(model), second, NEW)
+        assert {entry["kind"] for entry in small.mesh.context.telemetry.recent} == kinds
+        assert small.mesh.context.budget.nbytes == 0
 
 
 async def test_another_chat_with_the_same_beginning_copies_and_the_first_still_hits(tmp_path: Path) -> None:

@@ -85,7 +85,7 @@ def at_token(number: int, act: Callable[[], None]) -> Callable[[int], None]:
 def test_a_killed_shard_is_replaced_by_its_replica(
     fleet: Fleet, reference: Reference, prose: Prose, layers: tuple[int, int]
 ) -> None:
-    prompt = prose(120, start=1)
+    prompt = prose(120, start=40 + layers[0])
     moment = random.randint(3, TOKENS - 5)
     answer = stream(head_url(fleet), prompt, TOKENS, at_token(moment, lambda: fleet.kill(serving(fleet, layers))))
     check(reference, prompt, answer)
@@ -125,7 +125,7 @@ def test_a_session_evicted_on_one_shard_only_is_replayed_there(
         headers = {"Authorization": f"Bearer {fleet.token.read_text().strip()}"}
         (running,) = fleet.mesh()["sessions"]["list"]
         session = running["session"]
-        assert httpx2.delete(f"{shard.url}/v1/sessions/{session}", headers=headers).status_code == 200
+        assert httpx2.delete(f"{shard.url}/v1/sessions/{session}", headers=headers).status_code == 204
 
     check(reference, prompt, stream(head_url(fleet), prompt, TOKENS, at_token(11, evict)))
     recovered = fleet.mesh()["recoveries"][-1]

@@ -8,6 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from meshnet_node.bench import concurrency, decode, memory, prefill, recovery
@@ -33,7 +34,7 @@ def bench(what: str, *, model: str, dtype: str, as_json: bool) -> None:
     found = local_model(model)
     before, began = load_average(), time.monotonic()
     with tempfile.TemporaryDirectory(prefix="meshnet-bench-") as folder:
-        measured = asyncio.run(runner_of(runner, Bench(found, dtype, Path(folder), _say)))
+        measured = asyncio.run(runner_of(runner, Bench(found, dtype, Path(folder), partial(_say, began))))
     head: Result = {"bench": what, "model": found.name, "dtype": dtype, "machine": describe()}
     tail: Result = {
         "load_average": {"before": before, "after": load_average()},
@@ -81,5 +82,5 @@ def _cell(value: object) -> str:
     return "-" if value is None else str(value)
 
 
-def _say(message: str) -> None:
-    print(message, file=sys.stderr, flush=True)
+def _say(began: float, message: str) -> None:
+    print(f"[{time.monotonic() - began:3.0f} s] {message}", file=sys.stderr, flush=True)

@@ -62,7 +62,7 @@ class Admission:
 
     async def _try(self, generation: MeshGeneration) -> ApiError | None:
         """Open every hop in path order, or none; the reason why not."""
-        if generation.adoption is not None and not generation.adoption.parked.alive:
+        if generation.adoption is not None and not generation.adoption.parked.usable:
             generation.adoption = None
         adoption = generation.adoption
         stages = list(adoption.parked.stages) if adoption else plan(self._context.endpoints.all.values())

@@ -20,12 +20,14 @@ class BoundaryLog:
     """Rows [base, end) of one boundary; `base` 0 means complete. Tensors have the positions as their second axis.
 
     consumed: the position that the next hop has reached (`consumed_to`); rows from there on are never dropped.
+    parked: it waits with its session for the next turn, and is dropped before those of running generations.
     """
 
     def __init__(self, budget: ReplayBudget) -> None:
         self.base = 0
         self.end = 0
         self.consumed = 0
+        self.parked = False
         self._specs: list[TensorSpec] = []
         self._data: list[bytearray] = []
         self._budget = budget
@@ -101,7 +103,7 @@ class BoundaryLog:
 
 
 class ReplayBudget:
-    """The bytes that all boundary logs of a head may hold; over it the longest log is dropped."""
+    """The bytes that all boundary logs of a head may hold; over it parked logs are dropped, then the longest."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -127,6 +129,6 @@ class ReplayBudget:
             candidates = [held for held in self._logs if min(held.consumed, held.end) > held.base]
             if not candidates:
                 return
-            victim = max(candidates, key=lambda held: held.nbytes)
+            victim = max(candidates, key=lambda held: (held.parked, held.nbytes))
             victim.drop()
             self.dropped += 1

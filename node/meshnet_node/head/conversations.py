@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
+from meshnet_node.head.boundary import BoundaryLog
 from meshnet_node.head.path import Stage
 
 MIN_SHARED = 32
@@ -21,21 +22,38 @@ MOST_ENTRIES = 256
 
 @dataclass(frozen=True)
 class Parked:
-    """A session that every shard of its path parked, holding `tokens`; instances are those of its stages' shards."""
+    """A session that every shard of its path parked, holding `tokens`.
+
+    instances: those of its stages' shards. logs: its boundary logs by the layer that they feed, for a loss in the next
+    turn; whoever forgets the entry releases them.
+    """
 
     session: str
     key: str
     tokens: tuple[int, ...]
     stages: tuple[Stage, ...]
     instances: tuple[str, ...]
+    logs: dict[int, BoundaryLog] = field(default_factory=dict, compare=False)
+
+    def release(self) -> None:
+        """Give back the logs."""
+        for log in self.logs.values():
+            log.release()
+        self.logs.clear()
 
     @property
-    def alive(self) -> bool:
-        """Every shard is still the same process and may open."""
+    def gone(self) -> bool:
+        """A shard is another process now, or no longer listed: its state will not come back."""
         links = [stage.endpoint.link for stage in self.stages]
-        return all(stage.endpoint.opens for stage in self.stages) and self.instances == tuple(
-            link.info.instance if link is not None else "" for link in links
+        others = any(
+            link is not None and link.info.instance != known for link, known in zip(links, self.instances, strict=True)
         )
+        return others or not all(stage.endpoint.listed for stage in self.stages)
+
+    @property
+    def usable(self) -> bool:
+        """Every shard is still the same process, and may open now."""
+        return not self.gone and all(stage.endpoint.opens for stage in self.stages)
 
 
 @dataclass(frozen=True)
@@ -60,16 +78,16 @@ class Conversations:
         """Remember a session that was just parked."""
         self._entries[parked.session] = parked
         while len(self._entries) > MOST_ENTRIES:
-            self._entries.popitem(last=False)
+            self._entries.popitem(last=False)[1].release()
 
     def take(self, key: str, prompt: Sequence[int]) -> Adoption | None:
         """The entry that shares most with the prompt, if that is worth it; one that is adopted is no longer listed."""
         best: Parked | None = None
         most = MIN_SHARED - 1
         for parked in list(self._entries.values()):
-            if not parked.alive:
-                del self._entries[parked.session]
-            elif parked.key == key and (shared := shared_length(parked.tokens, prompt)) > most:
+            if parked.gone:
+                self._entries.pop(parked.session).release()
+            elif parked.key == key and parked.usable and (shared := shared_length(parked.tokens, prompt)) > most:
                 best, most = parked, shared
         if best is None:
             return None

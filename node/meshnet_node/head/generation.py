@@ -107,8 +107,23 @@ class MeshGeneration:
         for hop, have in zip(self.hops, haves, strict=True):
             hop.filled = hop.reached = min(have, len(self.request.prompt) - 1)
             if not hop.is_last:
-                self.logs[hop.stage.end_layer + 1].begin_at(hop.filled)
+                self._begin_log(hop.stage.end_layer + 1, hop.filled)
         self.cached_tokens = min(hop.filled for hop in self.hops)
+        if self.adoption is not None and self.adoption.take == "adopt":
+            self.adoption.parked.release()
+
+    def _begin_log(self, layer: int, filled: int) -> None:
+        """The log that feeds this layer: the adopted conversation's own where it is whole, else one without a past."""
+        adopted = self.adoption.parked.logs if self.adoption is not None and self.adoption.take == "adopt" else {}
+        kept = adopted.get(layer)
+        if kept is None or kept.base > 0 or kept.end < filled:
+            self.logs[layer].begin_at(filled)
+            return
+        self.logs[layer].release()
+        self.logs[layer] = adopted.pop(layer)
+        kept.cut(filled)
+        kept.parked = False
+        kept.consumed_to(filled)
 
     def roll_back(self) -> None:
         """Not all hops could be opened: give back those that were, and an adopted state to its parked session."""

@@ -28,7 +28,11 @@ def leave(generation: MeshGeneration, *, keep: bool) -> None:
         hop.release(keep=keep, at=held)
     if keep:
         tokens = tuple(generation.tokens.ids[:held])
-        parked = Parked(generation.session, generation.request.key, tokens, stages, instances)
+        for log in generation.logs.values():
+            log.consumed_to(log.end)
+            log.parked = True
+        parked = Parked(generation.session, generation.request.key, tokens, stages, instances, generation.logs)
+        generation.logs = {}
         generation.context.conversations.put(parked)
 
 

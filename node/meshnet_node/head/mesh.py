@@ -71,7 +71,7 @@ class Mesh:
         except BaseException:
             # Also a cancelled start (the client left while it waited) leaves nothing open at any shard.
             if adoption is not None and not generation.hops:
-                self.context.conversations.put(adoption.parked)
+                self.context.conversations.put(adoption.parked)  # its state was given back, if it was ever taken
             await generation.aclose()
             raise
         return generation

@@ -1,7 +1,8 @@
 """`meshnet up`: head and shards as processes of this machine, kept alive, with their route table and state file.
 
-Dead processes are started again (child.py); one whose /healthz stays silent for 6 s is killed first. The route table
-lists every running process, also one that still loads its weights: the head finds that out at hello.
+Dead processes are started again (child.py); one whose /healthz stays silent for 6 s (60 s while it loads) is killed
+first. The route table lists every running process, also one that still loads its weights: the head finds that out at
+hello.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from meshnet_node.local.layers import Range
 
 HEALTH_SECONDS = 0.5
 SILENT_SECONDS = 6.0
+# Importing and loading hold the interpreter for seconds on a busy machine; a process at that is not hung.
+SILENT_LOADING_SECONDS = 60.0
 STOP_SECONDS = 10.0
 DRAIN_SECONDS = 2
 MEGABYTE = 1_000_000
@@ -80,7 +83,8 @@ class LocalMesh:
         write_token(self.token)
         self._build()
         self._tasks = [asyncio.create_task(child.supervise(self._changed)) for child in self.children]
-        self._tasks += [asyncio.create_task(self._publish()), asyncio.create_task(self._watch_health())]
+        self._tasks += [asyncio.create_task(self._watch_health(child)) for child in self.children]
+        self._tasks.append(asyncio.create_task(self._publish()))
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -160,14 +164,14 @@ class LocalMesh:
             self._write_state()
             await self._changed.wait()
 
-    async def _watch_health(self) -> None:
-        async with httpx2.AsyncClient(timeout=HEALTH_SECONDS * 2) as client:
+    async def _watch_health(self, child: Child) -> None:
+        async with httpx2.AsyncClient(timeout=SILENT_SECONDS) as client:
             while True:
-                await asyncio.gather(*(self._check(client, child) for child in self.children))
+                await self._check(client, child)
                 await asyncio.sleep(HEALTH_SECONDS)
 
     async def _check(self, client: httpx2.AsyncClient, child: Child) -> None:
-        """Learn readiness and loading progress; kill a process that listened once and is silent now."""
+        """Learn readiness and loading progress; kill a process that answered once and is silent now."""
         if child.pid is None:
             return
         uid = child.uid
@@ -176,8 +180,10 @@ class LocalMesh:
             self._heard[uid] = time.monotonic()
             readiness = await client.get(f"{child.url}/readyz")
         except httpx2.HTTPError:
-            if uid == child.uid and time.monotonic() - self._heard.get(uid, time.monotonic()) > SILENT_SECONDS:
-                self._report(f"{child.name} (pid {child.pid}) has been silent for {SILENT_SECONDS:.0f} s: killed")
+            limit = SILENT_SECONDS if child.ready else SILENT_LOADING_SECONDS
+            silent = time.monotonic() - self._heard.get(uid, time.monotonic())
+            if uid == child.uid and child.pid is not None and silent > limit:
+                self._report(f"{child.name} (pid {child.pid}) has been silent for {limit:.0f} s: killed")
                 child.kill()
             return
         if uid != child.uid:

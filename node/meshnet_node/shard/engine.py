@@ -20,13 +20,9 @@ import torch
 from meshnet_node.cache import rows
 from meshnet_node.cache.sessions import Session
 from meshnet_node.cache.states import SessionState
-from meshnet_node.cache.store import HTTP_OWNER, Store
+from meshnet_node.cache.store import Store
 from meshnet_node.errors import (
-    BadFrame,
-    CacheMiss,
-    Draining,
     IntegrityError,
-    NotOwner,
     SessionClosed,
     ShardFault,
     Stale,
@@ -34,13 +30,14 @@ from meshnet_node.errors import (
 )
 from meshnet_node.logs import events
 from meshnet_node.shard.compute import Job, Output, compute
+from meshnet_node.shard.desk import Desk
 from meshnet_node.shard.items import Item, Reply, deliver
 from meshnet_node.shard.jobs import answer, check_input, next_job
 from meshnet_node.shard.meters import Meters
 from meshnet_node.shard.pace import Pace
 from meshnet_node.shard.queue import Facts, RowQueue
 from meshnet_node.shard.runner import RangeRunner
-from meshnet_node.wire.frames import Close, Open, Pong
+from meshnet_node.wire.frames import Pong
 
 log = events(__name__)
 
@@ -62,7 +59,6 @@ class Engine:
     ) -> None:
         self.store = store
         self.steps = 0
-        self.draining = False
         self._runner = runner
         self._pool = pool
         self._meters = meters
@@ -70,8 +66,8 @@ class Engine:
         self._chunk = chunk
         self._queue = RowQueue(self._facts)
         self._pace = Pace()
+        self.desk = Desk(store, self._queue, self._answer)
         self._wake = asyncio.Event()
-        self._settled = asyncio.Event()
         self._busy: tuple[float, float] | None = None
         self._checked_at = 0.0
 
@@ -95,60 +91,6 @@ class Engine:
             self._answer([(old, old.refused(Stale("a higher attempt of the session came"))) for old in stale])
         self._wake.set()
 
-    async def open(self, request: Open, owner: str) -> int:
-        """Reserve a session; the positions that it has already. Waits for a running piece of it. Raises WireError."""
-        known = self.store.find(request.session)
-        if self.draining and known is None:
-            raise Draining("this shard is going away and opens no sessions")
-        if known is not None and known.owner == owner:
-            if request.attempt > known.attempt:
-                known.begin_attempt(request.attempt)
-            stale = self._queue.purge(request.session, request.attempt - 1, owner)
-            self._answer([(item, item.refused(Stale("the session was opened again"))) for item in stale])
-        await self._rest(request.session)
-        if request.source is not None:
-            await self._rest(request.source)
-        entry = self.store.open(request, owner)
-        log.info("session_opened", session=entry.id, attempt=entry.attempt, have=entry.have, bytes=entry.nbytes)
-        return entry.have
-
-    async def close(self, request: Close, owner: str | None) -> None:
-        """End a session up to that attempt; returns when its running piece has ended. Raises NotOwner."""
-        self.store.close(request, owner)
-        late = self._queue.purge(request.session, request.attempt, owner)
-        self._answer([(item, item.refused(SessionClosed("the session was closed"))) for item in late])
-        await self._rest(request.session)
-        self._tell_settled()
-        log.info("session_closed", session=request.session, attempt=request.attempt, keep=request.keep)
-
-    async def enter_plain(
-        self, session: str, *, creates: bool, start_layer: int, reserve: int
-    ) -> Session[SessionState]:
-        """An HTTP request for that session begins: created anew, or found with room for `reserve` positions.
-
-        Requests of one session take turns. Raises WireError; `leave_plain` must follow where it does not.
-        """
-        while (entry := self.store.find(session)) is not None and entry.owner == HTTP_OWNER and entry.active:
-            await self._settled.wait()
-        if entry is not None and entry.owner != HTTP_OWNER:
-            raise NotOwner("the session belongs to a head")
-        if creates:
-            if self.draining:
-                raise Draining("this shard is going away and opens no sessions")
-            return self.store.create_plain(session, start_layer, reserve)
-        if entry is None:
-            raise CacheMiss("no such session here", have=0)
-        if entry.start_layer != start_layer:
-            raise BadFrame(f"start layer {start_layer}: this session began at layer {entry.start_layer}")
-        self.store.enter_plain(entry, reserve)
-        return entry
-
-    def leave_plain(self, entry: Session[SessionState]) -> None:
-        """The HTTP request was answered: its session may be evicted again."""
-        if self.store.find(entry.id) is entry:
-            self.store.park(entry)
-        self._tell_settled()
-
     def pong(self, seq: int, owner: str) -> Pong:
         """The heartbeat's answer; renews the leases of this owner's sessions."""
         self.store.renew(owner)
@@ -162,7 +104,7 @@ class Engine:
             bytes_free=self.store.bytes_free,
             sessions=len(self.store),
             active=self.store.active,
-            draining=self.draining,
+            draining=self.desk.draining,
         )
 
     async def run(self) -> None:
@@ -181,13 +123,13 @@ class Engine:
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
             self.store.sweep()
-            self._tell_settled()
+            self.desk.settled()
             self._check_accounts()
 
     async def quiet(self) -> None:
         """Until no session is active and no row waits or runs."""
         while self.store.active or not self.idle:
-            await self._settled.wait()
+            await self.desk.wait()
 
     def _facts(self, item: Item) -> Facts:
         entry = self.store.find(item.row.session) if item.cached else None
@@ -217,8 +159,10 @@ class Engine:
         if not item.cached:
             check_input(item, item.start_layer)
             return next_job(item, None, row.n)
+        entry = self.store.find(row.session)
+        if entry is not None and not entry.active and not item.sink.alive:
+            raise SessionClosed("the head went silent and its connection is gone")
         if item.session is None:
-            entry = self.store.find(row.session)
             if entry is not None:
                 check_input(item, entry.start_layer)
             verdict = rows.admit(self.store, row, item.owner)
@@ -261,11 +205,11 @@ class Engine:
         answers = []
         for (item, job), output in zip(group, outputs, strict=True):
             reply = self._finish(item, job, output)
-            if reply is None:
-                self._queue.push_back(item)
-            else:
+            if reply is None and not self._queue.push_back(item):
+                reply = item.refused(Stale("a higher attempt of the session came"))
+            if reply is not None:
                 answers.append((item, reply))
-        self._tell_settled()
+        self.desk.settled()
         self._answer(answers)
 
     def _finish(self, item: Item, job: Job, output: Output) -> Reply | None:
@@ -296,7 +240,7 @@ class Engine:
             torch.cuda.empty_cache()
         for item, _ in group:
             self._drop(item.session)
-        self._tell_settled()
+        self.desk.settled()
         fault = ShardFault(f"the model failed: {type(error).__name__}; the session was dropped")
         self._answer([(item, item.refused(fault)) for item, _ in group])
 
@@ -310,15 +254,6 @@ class Engine:
         for _, reply in answers:
             self._meters.rows.labels("ok" if reply.result.error is None else reply.result.error.code).inc()
         deliver(answers)
-
-    async def _rest(self, session: str) -> None:
-        """Until no piece of that session is running."""
-        while (entry := self.store.find(session)) is not None and entry.running:
-            await self._settled.wait()
-
-    def _tell_settled(self) -> None:
-        settled, self._settled = self._settled, asyncio.Event()
-        settled.set()
 
     def _check_accounts(self) -> None:
         """When idle, in production too: a wrong account is a bug, logged and counted."""

@@ -54,7 +54,7 @@ async def close_session(shard: Shard, headers: Mapping[str, str], session: str) 
     authorise(shard, headers)
     engine = shard.loaded.engine
     entry = engine.store.find(session)
-    await engine.close(Close(session, 0 if entry is None else entry.attempt), None)
+    await engine.desk.close(Close(session, 0 if entry is None else entry.attempt), None)
 
 
 def authorise(shard: Shard, headers: Mapping[str, str]) -> None:
@@ -91,6 +91,8 @@ async def _read(body: AsyncIterator[bytes], size: int) -> bytes:
 class _Answer:
     """A Sink for one row."""
 
+    alive = True
+
     def __init__(self) -> None:
         self.reply: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
 
@@ -108,7 +110,7 @@ async def _run_cached(loaded: Loaded, call: Call, raw: bytes) -> Reply:
     end = call.past_len + call.n
     reserve = min(loaded.info.max_context, max(FIRST_RESERVE, 1 << (end - 1).bit_length()))
     item = _item(loaded, call, raw, call.session, 0, 0, EMPTY)
-    entry = await loaded.engine.enter_plain(
+    entry = await loaded.engine.desk.enter_plain(
         call.session,
         creates=call.cache == "prefill" and call.past_len == 0,
         start_layer=call.start_layer,
@@ -119,7 +121,7 @@ async def _run_cached(loaded: Loaded, call: Call, raw: bytes) -> Reply:
         item = _item(loaded, call, raw, call.session, entry.attempt, step, _content(entry, call))
         reply = await _submit(loaded, item)
     finally:
-        loaded.engine.leave_plain(entry)
+        loaded.engine.desk.leave_plain(entry)
     if reply.result.error is None and call.content is not None and call.start_layer > 0:
         entry.declared[call.past_len] = call.content
     return reply

@@ -26,6 +26,10 @@ class Reply:
 class Sink(Protocol):
     """Whoever asked: the connection that a row came over, or an HTTP request."""
 
+    @property
+    def alive(self) -> bool:
+        """Whether anybody still listens."""
+
     def deliver(self, replies: list[Reply]) -> None:
         """Take answers, in any order; never blocks and never raises, also when nobody listens any more."""
 

@@ -129,7 +129,7 @@ class Connection:
         self._unanswered = 0
         self._outbox: asyncio.Queue[bytes] = asyncio.Queue()
         self._asks: set[asyncio.Task[None]] = set()
-        self._gone = False
+        self.alive = True
 
     async def run(self) -> None:
         """Until the connection ends."""
@@ -140,7 +140,7 @@ class Connection:
             while (message := await self._socket.receive()) is not None:
                 self._take(message)
         finally:
-            self._gone = True
+            self.alive = False
             writer.cancel()
             self._meters.links.dec()
             log.info("link_down", head=self._owner, unanswered=self._unanswered)
@@ -148,7 +148,7 @@ class Connection:
     def deliver(self, replies: list[Reply]) -> None:
         """Answers to rows of this connection, as one frame."""
         self._unanswered -= len(replies)
-        if not self._gone:
+        if self.alive:
             tensors = [tensor for reply in replies for tensor in reply.tensors]
             self._send(Result([reply.result for reply in replies]), tensors)
 
@@ -209,7 +209,7 @@ class Connection:
     async def _open(self, frame: Open) -> None:
         try:
             check_open(frame, self._facts)
-            have = await self._engine.open(frame, self._owner)
+            have = await self._engine.desk.open(frame, self._owner)
         except WireError as error:
             self._meters.opens.labels(error.code).inc()
             self._refuse(frame, error)
@@ -219,7 +219,7 @@ class Connection:
 
     async def _close(self, frame: Close) -> None:
         try:
-            await self._engine.close(frame, self._owner)
+            await self._engine.desk.close(frame, self._owner)
         except WireError as error:
             self._refuse(frame, error)
             return

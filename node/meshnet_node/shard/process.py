@@ -119,7 +119,7 @@ class Shard:
         if self._loaded is None:
             return
         engine = self._loaded.engine
-        engine.draining = True
+        engine.desk.draining = True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.settings.drain_seconds):
                 await engine.quiet()
@@ -204,7 +204,7 @@ class Shard:
             runner, limits, self._clock, lambda reason: self.meters.ended.labels(reason).inc()
         )
         engine = Engine(runner, store, self._pool, self.meters, self._clock, settings.chunk)
-        engine.draining = self._draining
+        engine.desk.draining = self._draining
         self._spawn(engine.run())
         self._spawn(engine.sweep())
         self._export(engine)

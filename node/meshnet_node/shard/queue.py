@@ -53,9 +53,13 @@ class RowQueue:
         self._lanes.setdefault(key, deque()).append(item)
         return stale
 
-    def push_back(self, item: Item) -> None:
-        """The rest of a row that ran in part: it stays first in its lane."""
-        self._lanes.setdefault(_lane(item), deque()).appendleft(item)
+    def push_back(self, item: Item) -> bool:
+        """The rest of a row that ran in part stays first in its lane; False where a higher attempt came meanwhile."""
+        lane = self._lanes.setdefault(_lane(item), deque())
+        if any(waiting.row.attempt > item.row.attempt for waiting in lane):
+            return False
+        lane.appendleft(item)
+        return True
 
     def purge(self, session: str, attempt: int, owner: str | None = None) -> list[Item]:
         """Take out the cached rows of a session up to that attempt (`owner` None: of anybody)."""
@@ -126,10 +130,8 @@ class RowQueue:
             current = [key for key in self._replaying if key in replays]
             others = sorted((key for key in replays if key not in current), key=self._waiting_positions)
             self._replaying = (current + others)[:REPLAYS_AT_ONCE]
-            candidates = self._replaying
-        else:
-            candidates = list(items)
-        return items[min(candidates, key=lambda key: (self._served.get(key, 0), items[key].arrival))]
+            return items[min(self._replaying, key=lambda key: (self._served.get(key, 0), self._waiting_positions(key)))]
+        return items[min(items, key=lambda key: (self._served.get(key, 0), items[key].arrival))]
 
     def _waiting_positions(self, key: Lane) -> int:
         return sum(item.left for item in self._lanes[key])
