@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from meshnet_node.errors import ConfigError
@@ -59,7 +59,15 @@ class ShardSettings(NodeSettings):
     lease_seconds: float = Field(default=15, gt=0)
     drain_seconds: float = Field(default=30, ge=0)
     determinism: Literal["fast"] = "fast"
+    allow_cast: bool = Field(default=False, description="work with shards of another dtype: refused so far")
     cache_dir: Path = Field(default=Path("~/.cache/meshnet"), description="converted GGUF files")
+
+    @field_validator("allow_cast")
+    @classmethod
+    def _no_casts_yet(cls, wanted: bool) -> bool:
+        if wanted:
+            raise ValueError("boundaries are not cast: give all shards one dtype")
+        return wanted
 
 
 class HeadSettings(NodeSettings):

@@ -1,0 +1,61 @@
+"""The one place that reads the environment: a frozen settings object, built in `__main__`.
+
+Field `resync_seconds` is MESHNET_OPERATOR_RESYNC_SECONDS. A bad value is a `ConfigError` that names the variable.
+"""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from meshnet_operator.errors import ConfigError
+
+
+class OperatorSettings(BaseSettings):
+    """Everything that an operator's process can be told."""
+
+    model_config = SettingsConfigDict(env_prefix="MESHNET_OPERATOR_", frozen=True, extra="ignore")
+
+    node_image: str = Field(min_length=1, description="image of head and shards where a MeshModel names none")
+    namespace: str = Field(default="", description="watch this namespace only; empty: the whole cluster")
+    kubeconfig: Path | None = Field(default=None, description="file to use instead of the pod's service account")
+    lease_namespace: str = Field(default="default", description="where the Lease of the leader lies")
+    lease_name: str = "meshnet-operator"
+    lease_seconds: float = Field(default=15, gt=0, description="a lease that is older may be taken")
+    lease_renew_deadline: float = Field(default=10, gt=0, description="not renewed for so long: this process ends")
+    lease_retry_seconds: float = Field(default=2, gt=0)
+    identity: str = Field(default_factory=socket.gethostname, min_length=1, description="holder's name in the Lease")
+    resync_seconds: float = Field(default=60, gt=0, description="time between two full comparisons with the cluster")
+    stall_seconds: float = Field(default=60, gt=0, description="watch behind the lists for so long: the process ends")
+    request_timeout: float = Field(default=15, gt=0, description="of each call but a watch, seconds")
+    watch_seconds: int = Field(default=240, ge=5, description="server-side life of one watch connection")
+    connections: int = Field(default=32, ge=1, description="requests in flight")
+    workers: int = Field(default=8, ge=1, description="MeshModels that the slow lane works on at once")
+    route_workers: int = Field(default=24, ge=1, description="route tables written at once")
+    coalesce_seconds: float = Field(default=0.005, ge=0, description="pod events in this window make one table")
+    status_seconds: float = Field(default=1.0, gt=0, description="time between two status writes of a model")
+    probe_shards: bool = Field(default=True, description="ask ready shards for their fingerprint (GET /v1/info)")
+    hub_endpoint: str = Field(
+        default="", description="hub that resolves tags and branches to commits; empty: not resolved"
+    )
+    exit_seconds: float = Field(default=10, ge=0, description="hanging so long at its end, it is killed; 0: never")
+    cluster_domain: str = "cluster.local"
+    host: str = "0.0.0.0"
+    port: int = Field(default=8081, ge=0, le=65535, description="/healthz, /readyz and /metrics")
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+
+
+def load(**overrides: Any) -> OperatorSettings:
+    """Settings from the environment, with `overrides` on top (None = not given). Raises ConfigError."""
+    try:
+        return OperatorSettings(**{name: value for name, value in overrides.items() if value is not None})
+    except ValidationError as error:
+        faults = (
+            f"MESHNET_OPERATOR_{'_'.join(map(str, e['loc'])).upper()}: {e['msg']}"
+            for e in error.errors(include_input=False)
+        )
+        raise ConfigError("; ".join(faults)) from None
