@@ -32,6 +32,7 @@ from typing import Any
 from cluster import access
 from cluster.nodes import Nodes
 from cluster.plane import Plane, free_ports
+
 from meshnet_operator import kinds, names
 from meshnet_operator.cluster import Cluster, load_configuration
 from meshnet_operator.errors import ClusterError

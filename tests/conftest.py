@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from meshnet_node.model.demo import write_demo
 from meshnet_prose import prompt_maker
 from meshnet_reference import Reference
+
+from meshnet_node.model.demo import write_demo
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+
+from cluster.pki import write_kubeconfig
 from meshnet_operator import kinds
 from meshnet_operator.cluster import Cluster
 from meshnet_operator.errors import Conflict
 from meshnet_operator.kinds import Kind
-
-from cluster.pki import write_kubeconfig
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 RBAC = ROOT / "operator" / "rbac.yaml"

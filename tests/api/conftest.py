@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from meshnet_heads import Heads
+
 from meshnet_node.text.text_model import TextModel
 
 

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 from meshnet_heads import MODEL, Head, Heads
-from meshnet_node.errors import overloaded
-from meshnet_node.text.text_model import TextModel
 from meshnet_serving import sse_events
 from meshnet_tokenizers import byte_fallback, byte_ids, byte_level
 from openai import APIError, InternalServerError
+
+from meshnet_node.errors import overloaded
+from meshnet_node.text.text_model import TextModel
 
 MESSAGES = [{"role": "user", "content": "Say it."}]
 

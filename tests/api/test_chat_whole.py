@@ -7,9 +7,10 @@ import time
 
 import pytest
 from meshnet_heads import MODEL, Heads
+from openai import APIStatusError, BadRequestError, InternalServerError, NotFoundError
+
 from meshnet_node.errors import ApiError, overloaded
 from meshnet_node.head.backend import GenerationRequest
-from openai import APIStatusError, BadRequestError, InternalServerError, NotFoundError
 
 MESSAGES = [{"role": "user", "content": "What is the capital of France?"}]
 

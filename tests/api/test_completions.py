@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 from meshnet_heads import MODEL, Head, Heads, until
+from meshnet_serving import Reply, sse_events
+
 from meshnet_node.errors import overloaded
 from meshnet_node.head.backend import GenerationRequest
-from meshnet_serving import Reply, sse_events
 
 PATH = "/v1/completions"
 

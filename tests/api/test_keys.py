@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 from meshnet_heads import CHAT, MODEL, Head, Heads
-from meshnet_node.errors import ConfigError
 from meshnet_serving import raw_request
 from openai import AsyncOpenAI, AuthenticationError
+
+from meshnet_node.errors import ConfigError
 
 BODY = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}]}
 

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 from meshnet_heads import CHAT, MODEL, Head, Heads, until
-from meshnet_node.head.backend import GenerationRequest
 from meshnet_serving import head as request_head
 from meshnet_serving import sse_events
+
+from meshnet_node.head.backend import GenerationRequest
 
 
 async def open_chat(head: Head, **fields: Any) -> asyncio.StreamWriter:

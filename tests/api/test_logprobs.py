@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 from meshnet_heads import MODEL, Head, Heads
-from meshnet_node.wire.frames import Score
 from meshnet_serving import sse_events
+
+from meshnet_node.wire.frames import Score
 
 ANSWER = "Oh 😀 naïve 你是谁"
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 from meshnet_heads import Head, Heads
-from meshnet_node.text.text_model import TextModel
 from meshnet_tokenizers import byte_level
+
+from meshnet_node.text.text_model import TextModel
 
 SHOW = (
     "{% for m in messages %}[{{ m.role }}{% if m.name is defined %}/{{ m.name }}{% endif %}]{{ m.content }}"

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 
 from meshnet_heads import Heads, until
+from prometheus_client import Counter
+from prometheus_client.parser import text_string_to_metric_families
+
 from meshnet_node.head.app import create_app
 from meshnet_node.metrics import new_registry
 from meshnet_node.settings import HeadSettings
-from prometheus_client import Counter
-from prometheus_client.parser import text_string_to_metric_families
 
 
 async def test_counts_of_a_known_history(heads: Heads) -> None:

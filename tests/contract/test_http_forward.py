@@ -11,10 +11,11 @@ from typing import Any
 import httpx2
 import numpy as np
 import pytest
-from meshnet_node.wire.content import EMPTY, extend, pack_tokens
-from meshnet_node.wire.frames import Opened
 from meshnet_shard_server import ShardServer, dial, shard_server
 from meshnet_testing_models import VOCABULARY, greedy, prompt, uncut
+
+from meshnet_node.wire.content import EMPTY, extend, pack_tokens
+from meshnet_node.wire.frames import Opened
 
 HIDDEN = 64
 

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from meshnet_node.wire.content import pack_tokens
-from meshnet_node.wire.frames import Close, Closed, Forward, Opened, RowResult, Sampling, TensorSpec
 from meshnet_shard_server import Head, ShardServer, dial, make_row
 from meshnet_testing_models import greedy, logits_by_chunks, prompt, uncut
+
+from meshnet_node.wire.content import pack_tokens
+from meshnet_node.wire.frames import Close, Closed, Forward, Opened, RowResult, Sampling, TensorSpec
 
 HIDDEN = 64
 

@@ -10,6 +10,11 @@ from typing import Any
 
 import msgspec
 import pytest
+from meshnet_shard_server import Head, ShardServer, dial, make_row
+from meshnet_testing_models import VOCABULARY, prompt
+from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed
+
 from meshnet_node.wire import handshake
 from meshnet_node.wire.codec import decode, encode
 from meshnet_node.wire.content import pack_tokens
@@ -26,10 +31,6 @@ from meshnet_node.wire.frames import (
     Sampling,
     TensorSpec,
 )
-from meshnet_shard_server import Head, ShardServer, dial, make_row
-from meshnet_testing_models import VOCABULARY, prompt
-from websockets.asyncio.client import connect
-from websockets.exceptions import ConnectionClosed
 
 IDS = prompt(10, 1)
 GOOD = make_row("bad", IDS, 0, 10)

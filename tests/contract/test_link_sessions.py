@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from meshnet_node.wire.frames import Close, Closed, Error, Forward, Open, Opened, Result, Row, RowResult
 from meshnet_shard_server import Head, ShardServer, dial, make_row, shard_server
 from meshnet_testing_models import prompt
+
+from meshnet_node.wire.frames import Close, Closed, Error, Forward, Open, Opened, Result, Row, RowResult
 
 
 def code(result: RowResult) -> str:

@@ -16,6 +16,9 @@ import httpx2
 import pytest
 import torch
 from meshnet_logstate import FakeClock
+from meshnet_shard_server import dial, make_row, shard_server
+from meshnet_testing_models import prompt
+
 from meshnet_node.errors import ConfigError, Loading, MeshnetError, RangeError, Unauthorized
 from meshnet_node.settings import ShardSettings
 from meshnet_node.shard.app import serve
@@ -25,8 +28,6 @@ from meshnet_node.wire.content import pack_tokens
 from meshnet_node.wire.dial import dial as dial_link
 from meshnet_node.wire.frames import Close, Error, Forward, Open, Opened
 from meshnet_node.wire.link import ShardLink
-from meshnet_shard_server import dial, make_row, shard_server
-from meshnet_testing_models import prompt
 
 HEADERS = {"X-Meshnet-Session": "s", "X-Meshnet-Cache": "prefill", "X-Meshnet-Past-Len": "0", "X-Meshnet-Seq-Len": "2"}
 

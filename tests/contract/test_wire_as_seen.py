@@ -8,11 +8,12 @@ from pathlib import Path
 
 import httpx2
 from meshnet_fleet import read_metrics
-from meshnet_node.wire.content import EMPTY, extend, unpack_tokens
-from meshnet_node.wire.frames import Close, Hello, Open, Proof
 from meshnet_small import small_mesh
 from meshnet_tap import Tap, tapped
 from meshnet_testing_models import prompt, write_model
+
+from meshnet_node.wire.content import EMPTY, extend, unpack_tokens
+from meshnet_node.wire.frames import Close, Hello, Open, Proof
 
 HIDDEN = 64
 CUT = [(0, 1), (2, 3), (4, 5)]

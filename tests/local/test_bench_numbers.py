@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
+from meshnet_tokenizers import byte_level
+
 from meshnet_node.bench import concurrency, decode, recovery
 from meshnet_node.bench.client import Timed, checked
 from meshnet_node.bench.command import table, text
@@ -13,7 +15,6 @@ from meshnet_node.bench.machine import cpu_model, describe
 from meshnet_node.bench.numbers import flatness, rate
 from meshnet_node.bench.prompts import prompt_maker
 from meshnet_node.errors import ConfigError
-from meshnet_tokenizers import byte_level
 
 
 def timed(began: float, steps: list[float], ids: list[int] | None = None) -> Timed:

@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 import torch
+from meshnet_tiny import LAYERS
+
 from meshnet_node.bench import concurrency, decode, faults, memory, prefill, recovery
 from meshnet_node.bench.command import table
 from meshnet_node.bench.session import Bench
 from meshnet_node.local.models import local_model
-from meshnet_tiny import LAYERS
 
 pytestmark = pytest.mark.timeout(400)
 

@@ -21,6 +21,7 @@ from cluster import access
 from cluster.nodes import Nodes
 from cluster.plane import Plane
 from cluster.proxy import FaultProxy
+
 from meshnet_operator import kinds
 from meshnet_operator.__main__ import serve
 from meshnet_operator.cluster import Cluster, load_configuration

@@ -6,6 +6,7 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
+
 from meshnet_operator import diff, names, quantity
 from meshnet_operator.errors import ResourceError
 

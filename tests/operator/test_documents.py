@@ -7,9 +7,10 @@ import re
 import yaml
 from cluster.access import ROOT
 from crd import reference
+from prometheus_client import CollectorRegistry
+
 from meshnet_operator import reasons
 from meshnet_operator.metrics import Metrics
-from prometheus_client import CollectorRegistry
 
 OPERATIONS = ROOT / "docs" / "operations-operator.md"
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+
 from meshnet_node.settings import HeadSettings, ShardSettings
 from meshnet_operator.children import head, shard
 from meshnet_operator.resource import parse

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 from cluster.access import ROOT
+
 from meshnet_operator import status
 from meshnet_operator.plan import Observed, desired
 from meshnet_operator.pods import read

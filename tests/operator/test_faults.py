@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from cluster import access
+
 from meshnet_operator import kinds, names
 from meshnet_operator.errors import LeaseLost, Stalled
 

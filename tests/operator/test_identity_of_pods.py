@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+
 from meshnet_operator import kinds
 
 Make = Callable[..., Any]

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+
 from meshnet_operator import kinds
 
 Make = Callable[..., Any]

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 from cluster.access import ROOT
+
 from meshnet_operator import kinds
 from meshnet_operator.errors import Invalid
 

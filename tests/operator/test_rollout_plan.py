@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from meshnet_operator import names, rollout
 from meshnet_operator.children.workload import Workload
 from meshnet_operator.pods import Pod

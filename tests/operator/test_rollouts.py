@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+
 from meshnet_operator import kinds, names
 from meshnet_operator.resource import Range
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from meshnet_node.head.routes import parse as node_parse
 from meshnet_operator import identity, names, routes
 from meshnet_operator.pods import Pod, read

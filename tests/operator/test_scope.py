@@ -10,6 +10,7 @@ from urllib.parse import parse_qs
 
 import aiohttp
 from cluster.plane import free_ports
+
 from meshnet_operator import kinds, names
 
 Make = Callable[..., Any]

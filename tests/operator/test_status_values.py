@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+
 from meshnet_operator import reasons, status
 from meshnet_operator.plan import Observed, Plan
 from meshnet_operator.pods import Trouble

@@ -9,11 +9,12 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from meshnet_node.local.layers import split
-from meshnet_node.local.models import local_model
 from meshnet_prose import prompt_maker
 from meshnet_reference import Reference
 from meshnet_small import SmallMesh, small_mesh
+
+from meshnet_node.local.layers import split
+from meshnet_node.local.models import local_model
 
 Prose = Callable[..., list[int]]
 CUTS = {

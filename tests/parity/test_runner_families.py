@@ -9,8 +9,9 @@ from pathlib import Path
 import meshnet_testing_models as models
 import pytest
 import torch
-from meshnet_node.shard.runner import Work
 from meshnet_testing_chain import Chain, Session, even_cut
+
+from meshnet_node.shard.runner import Work
 
 LENGTHS = (5, 23, 40, 11, 17)
 NEW = 24

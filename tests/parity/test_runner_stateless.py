@@ -7,8 +7,9 @@ from pathlib import Path
 import meshnet_testing_models as models
 import pytest
 import torch
-from meshnet_node.shard.runner import Work
 from meshnet_testing_chain import Chain
+
+from meshnet_node.shard.runner import Work
 
 
 def test_layers_of_an_unknown_kind_make_a_stateless_range(tmp_path: Path) -> None:

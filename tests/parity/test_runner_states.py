@@ -7,9 +7,10 @@ from pathlib import Path
 import meshnet_testing_models as models
 import pytest
 import torch
+from meshnet_testing_chain import Chain, runner
+
 from meshnet_node.errors import RangeError
 from meshnet_node.shard.runner import RangeRunner, Work
-from meshnet_testing_chain import Chain, runner
 
 # One family for each kind of state: everything, windows beside everything, latents, convolution and recurrence.
 KINDS = ("llama", "gemma3_text", "gpt_oss", "deepseek_v3", "qwen3_next", "granitemoehybrid")

@@ -17,9 +17,10 @@ from pathlib import Path
 import httpx2
 import pytest
 from meshnet_fleet import Answer, Fleet, kept_running, model_name, stream, wait_for
-from meshnet_node.local.child import Child
 from meshnet_reference import Reference
 from openai import OpenAI
+
+from meshnet_node.local.child import Child
 
 CUT = [(0, 14), (15, 29)]
 TOKENS = 40

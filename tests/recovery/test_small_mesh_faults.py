@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from meshnet_node.errors import ApiError
 from meshnet_small import SmallMesh, SmallShard, small_mesh
 from meshnet_testing_models import FAMILIES, LAYERS, greedy, prompt, uncut, write_model
+
+from meshnet_node.errors import ApiError
 
 LENGTHS = [5, 23, 40, 11, 17]
 NEW = 24

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx2
+
 from meshnet_node.local.child import Child
 from meshnet_node.local.files import write_token, write_whole
 from meshnet_node.local.mesh import free_port

@@ -11,13 +11,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from meshnet_scripted import Script, ScriptedBackend
+from meshnet_serving import Reply, raw_request, serving
+from openai import AsyncOpenAI
+
 from meshnet_node.head.api import Api
 from meshnet_node.head.app import create_app
 from meshnet_node.settings import HeadSettings
 from meshnet_node.text.text_model import TextModel
-from meshnet_scripted import Script, ScriptedBackend
-from meshnet_serving import Reply, raw_request, serving
-from openai import AsyncOpenAI
 
 MODEL = "smollm2"
 CHAT = "/v1/chat/completions"

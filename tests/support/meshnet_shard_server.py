@@ -13,6 +13,8 @@ from typing import Any, TypeVar
 
 import httpx2
 from fastapi import FastAPI
+from websockets.asyncio.client import ClientConnection, connect
+
 from meshnet_node.settings import ShardSettings
 from meshnet_node.shard.app import Server, create_app, server_config
 from meshnet_node.shard.process import Loader, Shard
@@ -38,7 +40,6 @@ from meshnet_node.wire.frames import (
     RowResult,
     Welcome,
 )
-from websockets.asyncio.client import ClientConnection, connect
 
 T = TypeVar("T")
 LIMIT = 2**27

@@ -18,6 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+from meshnet_shard_server import ShardServer
+from prometheus_client import CollectorRegistry
+
 from meshnet_node.head.backend import GenerationRequest
 from meshnet_node.head.mesh import Mesh
 from meshnet_node.head.pulse import Pulse
@@ -25,8 +28,6 @@ from meshnet_node.local.files import write_whole
 from meshnet_node.local.mesh import free_port
 from meshnet_node.settings import HeadSettings, ShardSettings
 from meshnet_node.wire.frames import Sampling, Score
-from meshnet_shard_server import ShardServer
-from prometheus_client import CollectorRegistry
 
 Cut = Sequence[tuple[int, int]]
 

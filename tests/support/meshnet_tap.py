@@ -8,11 +8,12 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from meshnet_node.wire.codec import decode
-from meshnet_node.wire.frames import Forward, Frame, Result
 from websockets.asyncio.client import connect
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
+
+from meshnet_node.wire.codec import decode
+from meshnet_node.wire.frames import Forward, Frame, Result
 
 F = TypeVar("F")
 LIMIT = 2**27

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+
 from meshnet_node.cache.states import SessionState
 from meshnet_node.settings import ShardSettings
 from meshnet_node.shard.runner import RangeRunner, Work

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from meshnet_fleet import wait_for
+
 from meshnet_node.local.mesh import free_port
 
 START_SECONDS = 150.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from meshnet_node.errors import BadFrame
 from meshnet_node.head.boundary import BoundaryLog, ReplayBudget
 from meshnet_node.wire.frames import TensorSpec

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from meshnet_node.head.conversations import Conversations, Parked, shared_length
 
 CHAT_A = tuple(range(200))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from meshnet_node.errors import BadFrame, ConfigError, Unauthorized
 from meshnet_node.wire import handshake
 from meshnet_node.wire.frames import Challenge, Hello, Proof

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from meshnet_node.errors import ConfigError
 from meshnet_node.local.layers import parse, split
 

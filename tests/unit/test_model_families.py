@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+
 from meshnet_node.errors import FamilyError
 from meshnet_node.model.families import PROVEN, check_family
 

@@ -11,6 +11,9 @@ from typing import Any
 import meshnet_testing_models as models
 import pytest
 import torch
+from meshnet_testing_chain import runner
+from safetensors.torch import load_file, save_file
+
 from meshnet_node.errors import ConfigError, DtypeError, MeshnetError, ModelError, RangeError, WeightsError
 from meshnet_node.model.convert import convert_gguf
 from meshnet_node.model.cut import CutModel
@@ -18,8 +21,6 @@ from meshnet_node.model.demo import packaged_gguf
 from meshnet_node.model.loader import check_dtype, load_range, resolve_dtype
 from meshnet_node.model.packed import PackedLinear
 from meshnet_node.model.source import resolve
-from meshnet_testing_chain import runner
-from safetensors.torch import load_file, save_file
 
 CPU = torch.device("cpu")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from meshnet_node.errors import RangeError
 from meshnet_node.model.ranges import Layout, layer_range, wanted_names
 

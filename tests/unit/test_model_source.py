@@ -11,13 +11,14 @@ from pathlib import Path
 
 import meshnet_testing_models as models
 import pytest
+from meshnet_testing_demo import demo_folder
+from safetensors.torch import load_file, save_file
+
 from meshnet_node.errors import ModelError
 from meshnet_node.model import convert
 from meshnet_node.model.demo import main, packaged_gguf
 from meshnet_node.model.identity import model_hash
 from meshnet_node.model.source import resolve
-from meshnet_testing_demo import demo_folder
-from safetensors.torch import load_file, save_file
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+
 from meshnet_node.shard.philox import philox4x32, uniform
 from meshnet_node.wire.frames import SAMPLER_VERSION
 

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+
 from meshnet_node.errors import ConfigError
 from meshnet_node.head.routes import FileRoutes, RouteTable, newer, parse
 from meshnet_node.local.files import write_whole

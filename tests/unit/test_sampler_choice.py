@@ -7,8 +7,6 @@ from collections import Counter
 
 import pytest
 import torch
-from meshnet_node.shard.sampler import LOWEST, Choice, choose, needs_history, score
-from meshnet_node.wire.frames import Sampling
 from transformers import (
     RepetitionPenaltyLogitsProcessor,
     TemperatureLogitsWarper,
@@ -16,6 +14,9 @@ from transformers import (
     TopPLogitsWarper,
 )
 from transformers.generation.logits_process import MinPLogitsWarper
+
+from meshnet_node.shard.sampler import LOWEST, Choice, choose, needs_history, score
+from meshnet_node.wire.frames import Sampling
 
 VOCAB = 300
 

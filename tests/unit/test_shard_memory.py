@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from meshnet_node.shard.memory import free_memory, state_budget
 
 MEMINFO = "MemTotal:       16000000 kB\nMemFree:         1000000 kB\nMemAvailable:    8000000 kB\n"

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+
 from meshnet_node.cache.states import LayerSpec, SessionState, StateError, state_bytes
 from meshnet_node.cache.states_kv import DRAFT, KvSpec
 from meshnet_node.cache.states_recurrent import RecurrentSpec, TensorShape

@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from meshnet_logstate import BYTES_PER_POSITION, FakeClock, Kind, LogState, LogStates
+
 from meshnet_node.cache.ledger import Limits
 from meshnet_node.cache.rows import Repeat, admit, answered, record, resume
 from meshnet_node.cache.sessions import Session

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 from meshnet_logstate import BYTES_PER_POSITION, FakeClock, Kind, LogState, LogStates
+
 from meshnet_node.cache.ledger import Limits
 from meshnet_node.cache.rows import Repeat, Run, admit, answered, record, resume
 from meshnet_node.cache.store import Store

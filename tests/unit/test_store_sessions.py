@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 from meshnet_logstate import BYTES_PER_POSITION, FakeClock, Kind, LogState, LogStates
+
 from meshnet_node.cache.ledger import Limits
 from meshnet_node.cache.sessions import Session
 from meshnet_node.cache.store import Store

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from meshnet_node.text.detokenizer import CAP, Detokenizer
 from meshnet_tokenizers import byte_fallback, byte_ids, byte_level, byte_written
 from tokenizers import Tokenizer, decoders, models
+
+from meshnet_node.text.detokenizer import CAP, Detokenizer
 
 TEXTS = [
     pytest.param("你是谁？我是一个助手。", id="chinese (vllm 931)"),

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from meshnet_tokenizers import byte_fallback, byte_level
+from tokenizers import processors
+
 from meshnet_node.errors import ModelError
 from meshnet_node.text.template import TemplateRefused
 from meshnet_node.text.text_model import TextModel
-from meshnet_tokenizers import byte_fallback, byte_level
-from tokenizers import processors
 
 SIMPLE = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
 ONE_SYSTEM = (

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from meshnet_node.text.template import ChatTemplate, TemplateRefused
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from meshnet_node.text.template import ChatTemplate, TemplateRefused
 
 SYSTEM = {"role": "system", "content": "Be brief & <kind>."}
 USER = {"role": "user", "content": "  Hi \"there\" 'you' é 你好 \n"}

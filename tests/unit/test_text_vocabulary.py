@@ -6,9 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-from meshnet_node.text.vocabulary import Vocabulary
 from meshnet_tokenizers import byte_fallback, byte_ids, byte_level
 from tokenizers import Tokenizer
+
+from meshnet_node.text.vocabulary import Vocabulary
 
 TEXT = "Ünïcode 你好 😀 the end\n"
 
