@@ -42,10 +42,11 @@ async def run(bench: Bench, sizes: Sizes = Sizes()) -> Result:
             for fault in sizes.faults:
                 if fault.replicas != replicas:
                     continue
-                await all_linked(mesh)
                 prompt = bench.prompt(sizes.prompt)
                 answer, what, healed = await disturbed(client, mesh, prompt, sizes, fault)
                 what.mesh.mark(what.victim, "ready")
+                # Also before the reference is timed: a process that starts again would take its cores.
+                await all_linked(mesh)
                 expected = await asyncio.to_thread(reference.generate, prompt, sizes.tokens)
                 row = figures(answer, expected, healed, sizes.at)
                 bench.say(f"{fault.name}: {row}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +15,7 @@ import httpx2
 from meshnet_node.bench.prompts import prompt_maker
 from meshnet_node.errors import ConfigError
 from meshnet_node.local.layers import split
-from meshnet_node.local.mesh import LocalMesh, Plan, free_port
+from meshnet_node.local.mesh import SPIN_COUNT, LocalMesh, Plan, free_port
 from meshnet_node.local.models import LocalModel
 
 if TYPE_CHECKING:
@@ -55,6 +56,9 @@ class Bench:
         return await asyncio.to_thread(self._reference)
 
     def _reference(self) -> Reference:
+        # The reference gets what the shards get: with libgomp's long spinning, generate at two threads falls to a third
+        # as soon as anything else runs (docs/performance.md), and ratios would flatter. Read when torch is imported.
+        os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
         from meshnet_node.bench.reference import Reference
 
         return Reference(self.model.source, self.dtype)

@@ -32,6 +32,7 @@ SILENT_LOADING_SECONDS = 60.0
 STOP_SECONDS = 10.0
 DRAIN_SECONDS = 2
 MEGABYTE = 1_000_000
+SPIN_COUNT = "10000"
 
 
 @dataclass(frozen=True)
@@ -141,7 +142,7 @@ class LocalMesh:
         self.children = [Child("head", "head", plan.port, head, {**shared, **served}, plan.folder / "head.log")]
         threads = plan.shard_threads
         # libgomp's spinning costs more than it saves as soon as processes share cores (docs/performance.md).
-        compute = {"MESHNET_THREADS": str(threads), "GOMP_SPINCOUNT": "10000", **shared}
+        compute = {"MESHNET_THREADS": str(threads), "GOMP_SPINCOUNT": SPIN_COUNT, **shared}
         for number, (start, end) in enumerate(plan.ranges):
             for replica in range(plan.replicas):
                 name = f"shard-{number}" + (f"-{replica}" if plan.replicas > 1 else "")
