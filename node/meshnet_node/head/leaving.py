@@ -29,6 +29,7 @@ def leave(generation: MeshGeneration, *, keep: bool) -> None:
     if keep:
         tokens = tuple(generation.tokens.ids[:held])
         for log in generation.logs.values():
+            log.cut(held)
             log.consumed_to(log.end)
             log.parked = True
         parked = Parked(generation.session, generation.request.key, tokens, stages, instances, generation.logs)
