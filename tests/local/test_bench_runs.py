@@ -50,6 +50,7 @@ def readable(found: dict[str, Any], rows: Callable[[dict[str, Any]], list[list[o
     assert len(table(cells).splitlines()) == len(cells)
 
 
+@pytest.mark.parity
 def test_decode(bench: Callable[[int], Bench]) -> None:
     sizes = decode.Sizes(prompt=12, steps=20, runs=1, warm=2)
     found = asyncio.run(decode.run(bench(2), sizes))
@@ -66,6 +67,7 @@ def test_decode(bench: Callable[[int], Bench]) -> None:
     readable(found, decode.rows)
 
 
+@pytest.mark.parity
 def test_concurrency(bench: Callable[[int], Bench]) -> None:
     sizes = concurrency.Sizes(streams=(1, 3), prompt=8, longer=3, tokens=6, runs=2)
     found = asyncio.run(concurrency.run(bench(1), sizes))
@@ -75,6 +77,7 @@ def test_concurrency(bench: Callable[[int], Bench]) -> None:
     readable(found, concurrency.rows)
 
 
+@pytest.mark.parity
 def test_prefill(bench: Callable[[int], Bench]) -> None:
     found = asyncio.run(prefill.run(bench(1), prefill.Sizes(prompt=150, runs=2, warm=10)))
     assert found["identical"] is True
@@ -103,6 +106,7 @@ def test_recovery(bench: Callable[[int], Bench]) -> None:
     readable(found, recovery.rows)
 
 
+@pytest.mark.parity
 def test_memory(bench: Callable[[int], Bench], tiny: Path) -> None:
     sizes = memory.Sizes(prompt=40, tokens=60)
     found = asyncio.run(memory.run(bench(1), sizes))

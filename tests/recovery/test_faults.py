@@ -1,7 +1,8 @@
 """Every kind of loss in the middle of a stream: the client reads on, with the tokens of an undisturbed run.
 
 The processes are real, the model is the demo model, the judge is transformers' generate. Each test ends with the check
-that no shard holds a session or a byte of it.
+that no shard holds a session or a byte of it. `make test` takes one of each kind that only real processes show; the
+others have a fast twin in test_small_mesh_faults.py and run here in `make parity`.
 """
 
 from __future__ import annotations
@@ -82,7 +83,10 @@ def at_token(number: int, act: Callable[[], None]) -> Callable[[int], None]:
     return on_token
 
 
-@pytest.mark.parametrize("layers", CUT, ids=["first shard", "last shard"])
+@pytest.mark.parametrize(
+    "layers",
+    [pytest.param(CUT[0], id="first shard"), pytest.param(CUT[1], id="last shard", marks=pytest.mark.parity)],
+)
 def test_a_killed_shard_is_replaced_by_its_replica(
     fleet: Fleet, reference: Reference, prose: Prose, layers: tuple[int, int]
 ) -> None:
@@ -95,6 +99,7 @@ def test_a_killed_shard_is_replaced_by_its_replica(
     assert recovered["replayed"] in range(120 + moment - 1, 120 + moment + 3), "only what that hop held is replayed"
 
 
+@pytest.mark.parity
 def test_both_ranges_lost_at_once(fleet: Fleet, reference: Reference, prose: Prose) -> None:
     prompt = prose(90, start=2)
 
@@ -116,6 +121,7 @@ def test_a_hung_shard_is_left_when_a_replica_is_ready(fleet: Fleet, reference: R
     assert fleet.mesh()["recoveries"][-1]["kind"] == "moved"
 
 
+@pytest.mark.parity
 def test_a_session_evicted_on_one_shard_only_is_replayed_there(
     fleet: Fleet, reference: Reference, prose: Prose
 ) -> None:
@@ -144,6 +150,7 @@ def test_loss_while_the_prompt_is_computed(fleet: Fleet, reference: Reference, p
     check(reference, prompt, answer, 12)
 
 
+@pytest.mark.parity
 def test_loss_while_a_loss_is_being_healed(fleet: Fleet, reference: Reference, prose: Prose) -> None:
     """Both replicas of a range die, the second one in the replay; the range comes back while the stream is held."""
     prompt = prose(400, start=6)
@@ -227,6 +234,7 @@ def test_a_chat_through_the_official_client_reads_on_after_a_loss(fleet: Fleet) 
     assert usage == whole.usage, "replayed work is not counted"
 
 
+@pytest.mark.parity
 def test_a_draining_endpoint_is_left_while_it_still_works(fleet: Fleet, reference: Reference, prose: Prose) -> None:
     prompt = prose(50, start=7)
 
@@ -238,6 +246,7 @@ def test_a_draining_endpoint_is_left_while_it_still_works(fleet: Fleet, referenc
     assert fleet.mesh()["recoveries"][-1]["cause"] == "draining"
 
 
+@pytest.mark.parity
 def test_absence_from_the_table_moves_nothing_that_works(fleet: Fleet, reference: Reference, prose: Prose) -> None:
     prompt = prose(50, start=8)
     before = len(fleet.mesh()["recoveries"])
@@ -254,6 +263,7 @@ def test_absence_from_the_table_moves_nothing_that_works(fleet: Fleet, reference
     assert len(fleet.mesh()["recoveries"]) == before
 
 
+@pytest.mark.parity
 def test_company_is_not_disturbed_by_a_loss(fleet: Fleet, reference: Reference, prose: Prose) -> None:
     """Eight streams, a shard killed among them: each ends with its own tokens."""
     prompts = [prose(20 + 9 * i, start=20 + i) for i in range(8)]
@@ -271,6 +281,7 @@ def test_company_is_not_disturbed_by_a_loss(fleet: Fleet, reference: Reference, 
         check(reference, prompt, answer)
 
 
+@pytest.mark.parity
 def test_a_seeded_sample_is_the_same_with_and_without_a_loss(fleet: Fleet, prose: Prose) -> None:
     prompt = prose(40, start=9)
     sampling = {"temperature": 0.9, "top_p": 0.95, "seed": 1234, "presence_penalty": 0.4, "frequency_penalty": 0.2}
