@@ -160,7 +160,7 @@ class Fleet:
             def ready(child: Child = child, path: str = path) -> bool:
                 if child.pid is None:
                     raise AssertionError(f"{child.name} ended:\n{child.tail(40)}")
-                return _status(f"{child.url}{path}") == 200
+                return status_of(f"{child.url}{path}") == 200
 
             wait_for(ready, seconds, f"{child.name} to be ready")
 
@@ -201,7 +201,7 @@ def read_metrics(url: str) -> dict[str, float]:
     return samples
 
 
-def _status(url: str) -> int:
+def status_of(url: str) -> int:
     try:
         return httpx2.get(url, timeout=2).status_code
     except httpx2.HTTPError:
