@@ -75,7 +75,7 @@ class HeadSettings(NodeSettings):
 
     served_name: str | None = Field(default=None, description="what the API calls the model; default: as it was given")
     max_context: int | None = Field(default=None, gt=0)
-    routes: str = Field(description="path of the route table's file, or configmap://namespace/name")
+    routes: str = Field(description="path of the route table's file")
     api_keys_file: Path | None = Field(default=None, description="accepted bearer keys, one a line; absent = open")
     hold_seconds: float = Field(default=120, ge=0, description="how long a stream is held while no shard can go on")
     queue_seconds: float = Field(default=10, ge=0, description="how long a request may wait for a free session")
