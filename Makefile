@@ -28,7 +28,7 @@ $(DEMO)/config.json: | $(STAMP)
 run: setup ## serve the demo model from two shards on this machine
 	$(BIN)/meshnet up --shards 2
 
-test: setup ## the tests: the node's, then the operator's against a real API server
+test: setup control-plane ## the tests: the node's, then the operator's against a real API server
 	$(BIN)/python -m pytest -m "not parity" --ignore tests/operator
 	$(BIN)/python -m pytest -m "not parity" tests/operator
 

@@ -4,7 +4,7 @@ HACK = PYTHONPATH=hack:operator $(PY)
 
 .PHONY: control-plane crd test-operator bench-operator
 
-control-plane:  ## find or build etcd, the API server and its tools (minutes with an empty Go cache)
+control-plane: setup ## find or build etcd, the API server and its tools (minutes with an empty Go cache)
 	$(HACK) -m cluster build
 
 crd:            ## crds/ and docs/resource.md from hack/crd/meshmodel.yaml
