@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,12 +16,13 @@ from dataclasses import dataclass
 from meshnet_node.errors import LinkLost, MeshnetError, Unauthorized, WrongShard
 from meshnet_node.head.pulse import Pulse
 from meshnet_node.head.routes import EndpointRoute, Layout, RouteTable, ShardRoute
+from meshnet_node.logs import events
 from meshnet_node.wire.dial import dial
 from meshnet_node.wire.frames import Close
 from meshnet_node.wire.handshake import TokenFile
 from meshnet_node.wire.link import ShardLink
 
-log = logging.getLogger(__name__)
+log = events(__name__)
 
 BACKOFF_FIRST, BACKOFF_MOST = 0.1, 1.0
 HUNG_SECONDS, HUNG_FACTOR = 2.0, 10.0
@@ -148,14 +148,14 @@ class Endpoint:
             self._changed.beat()
             await self._watch(self.link)
             self.fault, self.suspect_since = self.link.lost.result(), None
-            log.info("link lost", extra={"endpoint": self.uid, "reason": self.fault})
+            log.info("link lost", endpoint=self.uid, reason=self.fault)
             self._changed.beat()
             await self.link.aclose()
 
     def _failed(self, error: Exception) -> None:
         if str(error) != self.fault:
             self.fault = str(error)
-            log.info("endpoint not usable", extra={"endpoint": self.uid, "reason": self.fault})
+            log.info("endpoint not usable", endpoint=self.uid, reason=self.fault)
             self._changed.beat()
 
     async def _dial(self) -> ShardLink:
@@ -206,7 +206,7 @@ class Endpoint:
             self.suspect_since = None
         elif self.suspect_since is None:
             self.suspect_since = now
-            log.warning("shard suspected", extra={"endpoint": self.uid, "reason": "silent" if silent else "hung"})
+            log.warning("shard suspected", endpoint=self.uid, reason="silent" if silent else "hung")
 
     def _send_closes(self, link: ShardLink) -> None:
         if self._closing_instance != link.info.instance:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import logging
 import secrets
 import time
 from pathlib import Path
@@ -25,8 +24,6 @@ from meshnet_node.head.routes import FileRoutes
 from meshnet_node.head.telemetry import MeshTelemetry
 from meshnet_node.settings import HeadSettings
 from meshnet_node.wire.handshake import TokenFile
-
-log = logging.getLogger(__name__)
 
 WATCH_SECONDS = 0.5
 

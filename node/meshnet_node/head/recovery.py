@@ -64,11 +64,6 @@ class Recovery:
         hold = max(context.settings.hold_seconds, LOAD_FACTOR * max(loads, default=0.0))
         return hold if request.max_hold is None else min(hold, request.max_hold)
 
-    @property
-    def since(self) -> float | None:
-        """Start of the present trouble; None while all goes well."""
-        return self._since
-
     def fault(self, hop: Hop, fault: LinkLost | WireError) -> None:
         """A forward failed. A second miss in a row without progress starts that hop from 0."""
         if isinstance(fault, CacheMiss):

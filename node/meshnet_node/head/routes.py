@@ -8,7 +8,6 @@ table stays. The table never moves a hop that works.
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -17,8 +16,9 @@ from typing import Literal
 import msgspec
 
 from meshnet_node.errors import ConfigError
+from meshnet_node.logs import events
 
-log = logging.getLogger(__name__)
+log = events(__name__)
 
 POLL_SECONDS = 0.1
 
@@ -96,7 +96,7 @@ class FileRoutes:
         except FileNotFoundError:
             return
         except (OSError, ConfigError) as error:
-            log.warning("route table not read", extra={"path": str(self._path), "reason": str(error)})
+            log.warning("route table not read", path=str(self._path), reason=str(error))
             self._seen = None if isinstance(error, OSError) else seen
             return
         self._seen = seen
