@@ -13,13 +13,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from meshnet_operator import kinds, names, rollout
-from meshnet_operator.children import access, head, monitoring, network, service, shard, workload
+from meshnet_operator.children import access, common, head, monitoring, network, service, shard, workload
 from meshnet_operator.children.workload import HISTORY, Workload
 from meshnet_operator.kinds import Kind
 from meshnet_operator.pods import Pod
 from meshnet_operator.resource import MeshModel
 from meshnet_operator.rollout import Rollout
 from meshnet_operator.routes import Table
+from meshnet_operator.settings import PodDefaults
 
 Object = dict[str, Any]
 Children = Mapping[Kind, Mapping[str, Object]]
@@ -27,7 +28,9 @@ Children = Mapping[Kind, Mapping[str, Object]]
 
 @dataclass(frozen=True)
 class Observed:
-    """What is there. children: by kind and name, ours only; revision: the commit that model.revision stands for."""
+    """What is there. children: by kind and name, ours only; revision: the commit that model.revision stands for;
+    defaults: what new pod templates get from the operator.
+    """
 
     children: Children
     pods: tuple[Pod, ...]
@@ -36,6 +39,7 @@ class Observed:
     revision: str | None = None
     monitoring: bool = False
     exclusive_volume: bool = False
+    defaults: PodDefaults = common.NO_DEFAULTS
 
 
 @dataclass(frozen=True)
@@ -63,7 +67,7 @@ def desired(model: MeshModel, seen: Observed) -> Plan:
         access.role(model),
         access.binding(model),
         service.api(model),
-        *network.policies(model),
+        *network.policies(model, seen.defaults),
         *([monitoring.monitor(model), monitoring.rule(model)] if seen.monitoring else []),
     ]
     for one in wanted:
@@ -91,11 +95,13 @@ def _workloads(model: MeshModel, seen: Observed, stored: Mapping[tuple[str, str]
     for part in model.shards:
         name = names.shard_workload(model.name, part.range)
         stamp = names.digest(shard.inputs(model, part, seen.image, seen.revision), 10)
-        template = stored.get((name, stamp)) or shard.template(model, part, seen.image, seen.revision, stamp)
+        template = stored.get((name, stamp)) or shard.template(
+            model, part, seen.image, seen.revision, stamp, seen.defaults
+        )
         made.append(Workload(name, "shard", part.range, 0 if model.suspended else part.replicas, template, stamp))
     name = names.head_workload(model.name)
     stamp = names.digest(head.inputs(model, seen.image, seen.revision), 10)
-    template = stored.get((name, stamp)) or head.template(model, seen.image, seen.revision, stamp)
+    template = stored.get((name, stamp)) or head.template(model, seen.image, seen.revision, stamp, seen.defaults)
     replicas = 0 if model.suspended else model.number("head", "replicas")
     made.append(Workload(name, "head", None, replicas, template, stamp))
     return made

@@ -136,6 +136,7 @@ class Reconciler:
             revision=model.status.get("pinned", {}).get("revision"),
             monitoring=self._monitoring(),
             exclusive_volume=claim is not None and claim.exclusive,
+            defaults=self._settings.pod_defaults,
         )
 
     async def _pin(self, model: MeshModel) -> MeshModel:

@@ -6,13 +6,32 @@ Field `resync_seconds` is MESHNET_OPERATOR_RESYNC_SECONDS. A bad value is a `Con
 from __future__ import annotations
 
 import socket
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from meshnet_operator.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class PodDefaults:
+    """What the pods of every MeshModel get beside what it states; empty parts are left out.
+
+    They go into a pod template when it is first rendered and are no part of its inputs: another value reaches new
+    templates only, and rolls no pod that is there.
+    """
+
+    hub_endpoint: str = ""
+    http_proxy: str = ""
+    https_proxy: str = ""
+    no_proxy: str = ""
+    ca_configmap: str = ""
+    ca_key: str = "ca.crt"
+    pull_secrets: tuple[str, ...] = ()
 
 
 class OperatorSettings(BaseSettings):
@@ -40,13 +59,40 @@ class OperatorSettings(BaseSettings):
     status_seconds: float = Field(default=1.0, gt=0, description="time between two status writes of a model")
     probe_shards: bool = Field(default=True, description="ask ready shards for their fingerprint (GET /v1/info)")
     hub_endpoint: str = Field(
-        default="", description="hub that resolves tags and branches to commits; empty: not resolved"
+        default="", description="hub that resolves tags to commits, and that pods load from; empty: not resolved"
     )
+    pod_http_proxy: str = Field(default="", description="pods load from the hub through it; so with the next two")
+    pod_https_proxy: str = ""
+    pod_no_proxy: str = ""
+    pod_ca_configmap: str = Field(default="", description="in each MeshModel's namespace: authorities of the hub")
+    pod_ca_key: str = Field(default="ca.crt", min_length=1, description="key of that ConfigMap")
+    pod_pull_secrets: tuple[str, ...] = Field(default=(), description="where a MeshModel names none; a JSON list")
     exit_seconds: float = Field(default=10, ge=0, description="hanging so long at its end, it is killed; 0: never")
     cluster_domain: str = "cluster.local"
     host: str = "0.0.0.0"
     port: int = Field(default=8081, ge=0, le=65535, description="/healthz, /readyz and /metrics")
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+
+    @field_validator("hub_endpoint", "pod_http_proxy", "pod_https_proxy")
+    @classmethod
+    def _address(cls, text: str) -> str:
+        """The port is read later, where a fault would stop every MeshModel."""
+        parts = urlsplit(text)
+        if text and (parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0):
+            raise ValueError("give it as http://host:port or https://host:port")
+        return text
+
+    @property
+    def pod_defaults(self) -> PodDefaults:
+        return PodDefaults(
+            hub_endpoint=self.hub_endpoint,
+            http_proxy=self.pod_http_proxy,
+            https_proxy=self.pod_https_proxy,
+            no_proxy=self.pod_no_proxy,
+            ca_configmap=self.pod_ca_configmap,
+            ca_key=self.pod_ca_key,
+            pull_secrets=self.pod_pull_secrets,
+        )
 
 
 def load(**overrides: Any) -> OperatorSettings:

@@ -6,12 +6,15 @@ from typing import Any
 
 from meshnet_operator import names
 from meshnet_operator.resource import GROUP, KIND, VERSION, MeshModel
+from meshnet_operator.settings import PodDefaults
 from meshnet_operator.source import STATE, Weights, weights
 
 Object = dict[str, Any]
 
 TOKEN_FOLDER = "/etc/meshnet/mesh"
 KEYS_FOLDER = "/etc/meshnet/keys"
+CA_FOLDER = "/etc/meshnet/ca"
+NO_DEFAULTS = PodDefaults()
 # A pod stops its server this long before the kubelet would kill it.
 GRACE_RESERVE = 10
 # How long a pod stays on a node that is lost. The default of 300 s would outlast every held stream.
@@ -171,6 +174,31 @@ def container(model: MeshModel, role: str, image: str, port: int, env: list[Obje
     if policy := model.spec.get("imagePullPolicy"):
         made["imagePullPolicy"] = policy
     return made
+
+
+def with_defaults(spec: Object, model: MeshModel, defaults: PodDefaults) -> Object:
+    """The pod's spec with what the operator gives to every pod; what the MeshModel states itself goes before it.
+
+    Mirror, proxies and authorities are the hub's: pods that never ask it get none of them.
+    """
+    if defaults.pull_secrets and "imagePullSecrets" not in spec:
+        spec["imagePullSecrets"] = [{"name": name} for name in defaults.pull_secrets]
+    if not weights(model).hub:
+        return spec
+    given = {
+        "HF_ENDPOINT": defaults.hub_endpoint,
+        "HTTP_PROXY": defaults.http_proxy,
+        "HTTPS_PROXY": defaults.https_proxy,
+        "NO_PROXY": defaults.no_proxy,
+        "SSL_CERT_FILE": f"{CA_FOLDER}/{defaults.ca_key}" if defaults.ca_configmap else "",
+    }
+    (box,) = spec["containers"]
+    stated = {entry["name"] for entry in box["env"]}
+    box["env"] += [value(name, text) for name, text in given.items() if text and name not in stated]
+    if defaults.ca_configmap:
+        spec["volumes"].append({"name": "meshnet-ca", "configMap": {"name": defaults.ca_configmap}})
+        box["volumeMounts"].append({"name": "meshnet-ca", "mountPath": CA_FOLDER, "readOnly": True})
+    return spec
 
 
 def spread(model: MeshModel, workload: str) -> list[Object]:

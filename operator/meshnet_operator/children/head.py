@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from meshnet_operator import names
 from meshnet_operator.children import common
-from meshnet_operator.children.common import KEYS_FOLDER, Object, value
+from meshnet_operator.children.common import KEYS_FOLDER, NO_DEFAULTS, Object, value
 from meshnet_operator.resource import MeshModel
+from meshnet_operator.settings import PodDefaults
 from meshnet_operator.source import weights
 
 # What spec.head may change without another pod.
@@ -25,7 +26,9 @@ def inputs(model: MeshModel, image: str, revision: str | None) -> Object:
     return {key: part for key, part in made.items() if part}
 
 
-def template(model: MeshModel, image: str, revision: str | None, stamp: str) -> Object:
+def template(
+    model: MeshModel, image: str, revision: str | None, stamp: str, defaults: PodDefaults = NO_DEFAULTS
+) -> Object:
     workload = names.head_workload(model.name)
     head = model.section("head")
     files = weights(model)
@@ -46,7 +49,10 @@ def template(model: MeshModel, image: str, revision: str | None, stamp: str) -> 
     if restarted := model.spec.get("restartedAt"):
         annotations[f"{names.PREFIX}restarted-at"] = restarted
     labels = names.labels(model, "head") | {names.WORKLOAD: workload, names.REVISION: stamp}
-    return {"metadata": {"labels": labels, "annotations": annotations}, "spec": spec}
+    return {
+        "metadata": {"labels": labels, "annotations": annotations},
+        "spec": common.with_defaults(spec, model, defaults),
+    }
 
 
 def _env(model: MeshModel, revision: str | None) -> list[Object]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from meshnet_operator import names
 from meshnet_operator.children import common
-from meshnet_operator.children.common import Object, value
+from meshnet_operator.children.common import NO_DEFAULTS, Object, value
 from meshnet_operator.resource import MeshModel, Shard
+from meshnet_operator.settings import PodDefaults
 from meshnet_operator.source import weights
 
 # Fields of a shard that go to the pod's spec under the same name.
@@ -37,7 +38,9 @@ def inputs(model: MeshModel, shard: Shard, image: str, revision: str | None) -> 
     return {key: part for key, part in made.items() if part}
 
 
-def template(model: MeshModel, shard: Shard, image: str, revision: str | None, stamp: str) -> Object:
+def template(
+    model: MeshModel, shard: Shard, image: str, revision: str | None, stamp: str, defaults: PodDefaults = NO_DEFAULTS
+) -> Object:
     """The pod template. `stamp` is the digest of `inputs` and becomes a label."""
     workload = names.shard_workload(model.name, shard.range)
     drain = model.number("rollout", "drainSeconds")
@@ -62,7 +65,10 @@ def template(model: MeshModel, shard: Shard, image: str, revision: str | None, s
         names.REVISION: stamp,
         names.IMAGE: names.digest(image, 10),
     }
-    return {"metadata": {"labels": labels, "annotations": annotations}, "spec": spec}
+    return {
+        "metadata": {"labels": labels, "annotations": annotations},
+        "spec": common.with_defaults(spec, model, defaults),
+    }
 
 
 def pod_labels(model: MeshModel, shard: Shard) -> dict[str, str]:
