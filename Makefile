@@ -28,9 +28,9 @@ $(DEMO)/config.json: | $(STAMP)
 run: setup ## serve the demo model from two shards on this machine
 	$(BIN)/meshnet up --shards 2
 
-test: setup control-plane ## the tests: the node's, then the operator's against a real API server
-	$(BIN)/python -m pytest -m "not parity" --ignore tests/operator
-	$(BIN)/python -m pytest -m "not parity" tests/operator
+test: setup control-plane ## the tests: the node's, then the operator's and the chart's against a real API server
+	$(BIN)/python -m pytest -m "not parity" --ignore tests/operator --ignore tests/chart
+	$(BIN)/python -m pytest -m "not parity" tests/operator tests/chart
 
 parity: setup ## all of the equality runs, also the long ones
 	$(BIN)/python -m pytest --timeout 3600 tests/parity tests/recovery

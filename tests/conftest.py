@@ -13,6 +13,9 @@ from meshnet_reference import Reference
 
 from meshnet_node.model.demo import write_demo
 
+# The control plane's fixtures. A plugin, since two folders share one session's control plane.
+pytest_plugins = ["meshnet_cluster"]
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 

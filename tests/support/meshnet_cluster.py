@@ -1,7 +1,7 @@
 """A real API server for each run, a namespace for each test, and the operator's own process code in the test's event
-loop.
+loop: fixtures of tests/operator and tests/chart, which share one control plane.
 
-KUBECONFIG, where it is set, names a cluster to use instead of a control plane of our own. No kubelet runs: `nodes`
+MESHNET_TEST_KUBECONFIG, where it is set, names a cluster to use instead of a control plane of our own. No kubelet runs: `nodes`
 plays it.
 """
 
