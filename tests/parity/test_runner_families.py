@@ -3,7 +3,7 @@ overlap."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import meshnet_testing_models as models
@@ -55,6 +55,11 @@ def expected(model_of: Make) -> Callable[[str], list[list[int]]]:
         return made[family]
 
     return make
+
+
+def tolerance(folder: Path, ids: list[int], sizes: Sequence[int]) -> float:
+    """1e-4, or what rounding alone does to this model's logits, four times over."""
+    return max(TIE, 4 * models.rounding_noise(folder, ids, sizes))
 
 
 def prompts() -> list[list[int]]:
@@ -113,7 +118,7 @@ def test_logits_are_those_of_the_uncut_model_in_the_same_chunks(family: str, mod
     session = chain.open(ids, 60)
     got = torch.cat([chain.feed(session, n, "all") for n in sizes])
     assert got.dtype == torch.float32
-    torch.testing.assert_close(got, want, atol=TIE, rtol=0)
+    torch.testing.assert_close(got, want, atol=tolerance(model_of(family), ids, sizes), rtol=0)
 
 
 @pytest.mark.parametrize("family", models.FAMILIES)
@@ -135,4 +140,4 @@ def test_without_state_each_pass_gives_the_same_logits(family: str, model_of: Ma
     hidden = None
     for hop in Chain.load(model_of(family), [(0, 1), (2, 5)]).runners:
         (hidden,) = hop.run([Work(None, 0, ids, hidden, "all")])
-    torch.testing.assert_close(hidden, want, atol=TIE, rtol=0)
+    torch.testing.assert_close(hidden, want, atol=tolerance(model_of(family), ids, [40]), rtol=0)
