@@ -1,6 +1,7 @@
 """A proxy between the operator and the API server that does to requests what networks and busy servers do.
 
-Plain HTTP on the operator's side (the token passes through), TLS on the other. Faults are set while it runs:
+Plain HTTP on the operator's side (the token passes through), or TLS for clients that speak nothing else; TLS on the
+other. Faults are set while it runs:
 
     refuse(path part, status, times, retry_after)   answers instead of the API server
     lose(type, kind)                                 leaves events out of watches: a DELETED that nobody hears
@@ -13,6 +14,7 @@ Plain HTTP on the operator's side (the token passes through), TLS on the other. 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import ssl
 from dataclasses import dataclass, field
@@ -36,10 +38,13 @@ class Refusal:
 
 @dataclass
 class FaultProxy:
-    """server: https address of the API server; authority: its CA file. `seen` counts requests by method and path."""
+    """server: https address of the API server; authority: its CA file; identity: certificate and key to serve with.
+    `seen` counts requests by method and path.
+    """
 
     server: str
     authority: Path
+    identity: tuple[Path, Path] | None = None
     refusals: list[Refusal] = field(default_factory=list)
     lost: set[tuple[str, str]] = field(default_factory=set)
     slow: float = 0.0
@@ -61,9 +66,13 @@ class FaultProxy:
         app.router.add_route("*", "/{path:.*}", self._handle)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        secure: ssl.SSLContext | None = None
+        if self.identity is not None:
+            secure = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+            secure.load_cert_chain(*self.identity)
+        site = web.TCPSite(self._runner, "127.0.0.1", 0, ssl_context=secure)
         await site.start()
-        self.address = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+        self.address = f"{'https' if secure else 'http'}://127.0.0.1:{self._runner.addresses[0][1]}"
 
     async def stop(self) -> None:
         self.silent(False)
@@ -102,7 +111,8 @@ class FaultProxy:
         line = json.dumps({"type": "ERROR", "object": status}).encode() + b"\n"
         for path, response in list(self._watches.values()):
             if part in path:
-                await response.write(line)
+                with contextlib.suppress(ConnectionError):  # a watch that its client has left
+                    await response.write(line)
 
     @property
     def watching(self) -> int:

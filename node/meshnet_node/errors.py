@@ -14,6 +14,7 @@
     │   └── NotReady             loading or draining
     ├── IntegrityError       this process's own accounts do not fit what it holds: a bug, never input
     ├── LinkLost             the connection to a shard ended, or another instance answers at its address
+    ├── ApiServerError       the Kubernetes API server refused a request or could not be reached
     └── ApiError             what an API client is told: status, type, code, param, retry_after
 
 A WireError crosses the wire as (code, message, have) and is raised again on the other side by `wire_error`.
@@ -162,6 +163,17 @@ class LinkLost(MeshnetError):
     """The link to a shard is gone; nothing sent on it will be answered."""
 
     retry_helps = True
+
+
+class ApiServerError(MeshnetError):
+    """`status` is its HTTP status (0 = not reached), `retry_after` what it asked for, in seconds."""
+
+    retry_helps = True
+
+    def __init__(self, message: str, *, status: int = 0, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.retry_after = retry_after
 
 
 WIRE_ERRORS: dict[str, type[WireError]] = {

@@ -13,7 +13,7 @@ from typing import IO, Any
 from pythonjsonlogger.json import JsonFormatter
 
 VALUE_LIMIT = 300
-_QUIET = ("uvicorn", "uvicorn.error", "uvicorn.access", "websockets", "httpx", "httpcore")
+_QUIET = ("uvicorn", "uvicorn.error", "uvicorn.access", "websockets", "httpx2", "httpcore2")
 
 
 class Events:

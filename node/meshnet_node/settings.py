@@ -6,14 +6,19 @@ Names are the contract between operator and node: field `kv_ttl_seconds` is MESH
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import AliasChoices, Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from meshnet_node.errors import ConfigError
+
+CONFIGMAP = "configmap://"
+_LABEL = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+CONFIGMAP_FORM = re.compile(rf"{CONFIGMAP}(?P<namespace>{_LABEL})/(?P<name>{_LABEL}([.]{_LABEL})*)")
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
@@ -75,7 +80,19 @@ class HeadSettings(NodeSettings):
 
     served_name: str | None = Field(default=None, description="what the API calls the model; default: as it was given")
     max_context: int | None = Field(default=None, gt=0)
-    routes: str = Field(description="path of the route table's file")
+    routes: str = Field(description="the route table: a file's path, or configmap://namespace/name inside a cluster")
+    watch_seconds: int = Field(default=120, ge=1, description="life of one watch of the route table's ConfigMap")
+    account_folder: Path = Field(
+        default=Path("/var/run/secrets/kubernetes.io/serviceaccount"),
+        description="folder with token and ca.crt for the API server, as the kubelet mounts it",
+    )
+    # These two come from the kubelet, under its names.
+    kubernetes_service_host: str = Field(
+        default="", validation_alias=AliasChoices("kubernetes_service_host", "KUBERNETES_SERVICE_HOST")
+    )
+    kubernetes_service_port: int = Field(
+        default=443, validation_alias=AliasChoices("kubernetes_service_port", "KUBERNETES_SERVICE_PORT")
+    )
     api_keys_file: Path | None = Field(default=None, description="accepted bearer keys, one a line; absent = open")
     hold_seconds: float = Field(default=120, ge=0, description="how long a stream is held while no shard can go on")
     queue_seconds: float = Field(default=10, ge=0, description="how long a request may wait for a free session")
@@ -90,6 +107,19 @@ class HeadSettings(NodeSettings):
     reader_seconds: float = Field(default=60, gt=0, description="a client that takes nothing for so long is given up")
     drain_seconds: float = Field(default=600, ge=0)
     keepalive_seconds: float = Field(default=10, gt=0)
+
+    @field_validator("routes")
+    @classmethod
+    def _routes_name_one_object(cls, wanted: str) -> str:
+        if wanted.startswith(CONFIGMAP) and CONFIGMAP_FORM.fullmatch(wanted) is None:
+            raise ValueError(f"write {CONFIGMAP}NAMESPACE/NAME, for example {CONFIGMAP}default/demo-routes")
+        return wanted
+
+    @property
+    def routes_object(self) -> tuple[str, str] | None:
+        """Namespace and name of the ConfigMap with the routes; None = they are in a file."""
+        form = CONFIGMAP_FORM.fullmatch(self.routes)
+        return (form["namespace"], form["name"]) if form else None
 
 
 S = TypeVar("S", bound=NodeSettings)

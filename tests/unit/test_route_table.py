@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from meshnet_node.errors import ConfigError
-from meshnet_node.head.routes import FileRoutes, RouteTable, newer, parse
+from meshnet_node.head.routes import FileRoutes, Intake, RouteTable, newer, parse
 from meshnet_node.local.files import write_whole
 
 TABLE = {
@@ -57,10 +57,20 @@ def test_identity_decides(uid: str, epoch: int, taken: bool) -> None:
     assert newer(RouteTable("u", 5), RouteTable(uid, epoch)) is taken
 
 
+def test_a_bad_table_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    intake = Intake(lambda _: None)
+    for content in (b"{", b"{", json.dumps(TABLE).encode(), b"{", b"[]"):
+        intake.offer(content)
+    assert [record.message for record in caplog.records] == ["route table not read"] * 2
+    assert intake.table is not None
+    assert intake.table.epoch == 3
+    assert 0 < intake.age < 5
+
+
 def test_the_last_table_stays_when_the_file_goes_or_breaks(tmp_path: Path) -> None:
     path = tmp_path / "routes.json"
     seen: list[RouteTable] = []
-    routes = FileRoutes(path, seen.append)
+    routes = FileRoutes(path, Intake(seen.append))
     routes.poll()
     for content in (json.dumps(TABLE), "{", json.dumps({**TABLE, "epoch": 2}), json.dumps({**TABLE, "epoch": 4})):
         write_whole(path, content)

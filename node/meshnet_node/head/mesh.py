@@ -6,12 +6,11 @@ import asyncio
 import hashlib
 import secrets
 import time
-from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Gauge
 
 from meshnet_node import __version__
-from meshnet_node.errors import ApiError, ConfigError
+from meshnet_node.errors import ApiError
 from meshnet_node.head.admission import Admission
 from meshnet_node.head.backend import GenerationRequest
 from meshnet_node.head.boundary import ReplayBudget
@@ -20,12 +19,14 @@ from meshnet_node.head.endpoints import Endpoint, Endpoints, LinkSettings
 from meshnet_node.head.generation import MeshGeneration
 from meshnet_node.head.leaving import describe
 from meshnet_node.head.path import plan, rank
-from meshnet_node.head.routes import FileRoutes
+from meshnet_node.head.routes import Intake
+from meshnet_node.head.source import open_source
 from meshnet_node.head.telemetry import MeshTelemetry
 from meshnet_node.settings import HeadSettings
 from meshnet_node.wire.handshake import TokenFile
 
 WATCH_SECONDS = 0.5
+FOLLOWED = ("read", "connected")
 
 
 class Mesh:
@@ -46,10 +47,10 @@ class Mesh:
         endpoints = Endpoints(link_settings)
         self.context = MeshContext(settings, endpoints, ReplayBudget(settings.replay_bytes), telemetry)
         self._admission = Admission(self.context)
-        if settings.routes.startswith("configmap://"):
-            raise ConfigError("MESHNET_ROUTES: this version reads route tables from files; name a path")
+        self._intake = Intake(endpoints.apply)
+        self._source = open_source(settings, self._intake)
         self._tasks = [
-            asyncio.create_task(FileRoutes(Path(settings.routes), endpoints.apply).run()),
+            asyncio.create_task(self._source.run()),
             asyncio.create_task(self._watch()),
         ]
         self._export(registry)
@@ -101,10 +102,11 @@ class Mesh:
 
     def describe(self) -> dict[str, object]:
         """The body of GET /mesh."""
-        table = self.context.endpoints.table
+        table, age = self.context.endpoints.table, self._intake.age
         return {
             "instance": self.instance,
-            "table": {"uid": table.uid, "epoch": table.epoch} if table else None,
+            "table": {"uid": table.uid, "epoch": table.epoch, "age_seconds": round(age, 1)} if table else None,
+            "routes": self._source.describe(),
             "ready": self.ready(),
             "sessions": {
                 "running": len(self.context.running),
@@ -148,6 +150,12 @@ class Mesh:
         waiting.set_function(lambda: self._admission.waiting)
         replay = Gauge("meshnet_replay_bytes", "Bytes held by boundary logs", registry=registry)
         replay.set_function(lambda: self.context.budget.nbytes)
+        epoch = Gauge("meshnet_routes_epoch", "Epoch of the route table in force", registry=registry)
+        epoch.set_function(lambda: self._intake.table.epoch if self._intake.table else 0)
+        age = Gauge("meshnet_routes_age_seconds", "Since the route table in force was taken", registry=registry)
+        age.set_function(lambda: self._intake.age)
+        followed = Gauge("meshnet_routes_followed", "1 while the route table's source is followed", registry=registry)
+        followed.set_function(lambda: self._source.state in FOLLOWED)
 
 
 def _describe(endpoint: Endpoint) -> dict[str, object]:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 import msgspec
 
@@ -72,18 +73,61 @@ def newer(current: RouteTable | None, candidate: RouteTable) -> bool:
     return current is None or candidate.uid != current.uid or candidate.epoch > current.epoch
 
 
+class Intake:
+    """What all sources share: takes raw tables, lets newer ones pass to `on_table`, keeps the last when one is bad."""
+
+    def __init__(self, on_table: Callable[[RouteTable], None]) -> None:
+        self.table: RouteTable | None = None
+        self.taken = 0.0
+        self._on_table = on_table
+        self._refused = b""
+
+    @property
+    def age(self) -> float:
+        """Seconds since the table in force was taken; 0 while there is none."""
+        return time.monotonic() - self.taken if self.table is not None else 0.0
+
+    def offer(self, raw: bytes) -> None:
+        """A bad table is logged once, however often it is read."""
+        try:
+            table = parse(raw)
+        except ConfigError as error:
+            if raw != self._refused:
+                log.warning("route table not read", reason=str(error))
+            self._refused = raw
+            return
+        if newer(self.table, table):
+            self.table, self.taken = table, time.monotonic()
+            self._on_table(table)
+
+
+class Source(Protocol):
+    """Where tables come from: runs until cancelled, and says for GET /mesh how it stands."""
+
+    @property
+    def state(self) -> str: ...
+
+    async def run(self) -> None: ...
+
+    def describe(self) -> dict[str, object]: ...
+
+
 class FileRoutes:
-    """Follows a route table's file; `on_table` is called in the event loop with each newer table.
+    """Follows a route table's file.
 
     The file is looked at every 0.1 s: a stat costs microseconds, works on every mount (a ConfigMap's symlinks
-    included) and can't miss a change. A bad file is logged once and the last table stays.
+    included) and can't miss a change. `state`: read, missing or broken.
     """
 
-    def __init__(self, path: Path, on_table: Callable[[RouteTable], None]) -> None:
+    def __init__(self, path: Path, intake: Intake) -> None:
+        self.state = "missing"
         self._path = path
-        self._on_table = on_table
+        self._intake = intake
         self._seen: tuple[int, int, int] | None = None
-        self._current: RouteTable | None = None
+
+    def describe(self) -> dict[str, object]:
+        """See Source."""
+        return {"from": str(self._path), "state": self.state}
 
     def poll(self) -> None:
         """Read the file if it changed since the last call."""
@@ -92,17 +136,17 @@ class FileRoutes:
             seen = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
             if seen == self._seen:
                 return
-            table = parse(self._path.read_bytes())
+            raw = self._path.read_bytes()
         except FileNotFoundError:
+            self.state = "missing"
             return
-        except (OSError, ConfigError) as error:
-            log.warning("route table not read", path=str(self._path), reason=str(error))
-            self._seen = None if isinstance(error, OSError) else seen
+        except OSError as error:
+            if self.state != "broken":
+                log.warning("route table not read", path=str(self._path), reason=str(error))
+            self.state, self._seen = "broken", None
             return
-        self._seen = seen
-        if newer(self._current, table):
-            self._current = table
-            self._on_table(table)
+        self.state, self._seen = "read", seen
+        self._intake.offer(raw)
 
     async def run(self) -> None:
         """Poll until cancelled."""
