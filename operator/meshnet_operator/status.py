@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from meshnet_operator import kinds, names, reasons
+from meshnet_operator import kinds, names, reasons, rollout
 from meshnet_operator.plan import Observed, Plan
 from meshnet_operator.pods import Pod, Trouble
 from meshnet_operator.resource import MeshModel, Shard
@@ -48,7 +48,7 @@ def build(model: MeshModel, seen: Observed, plan: Plan, outcome: Outcome, now: d
         _ready(model, seen, pods, outcome),
         _shards_ready(model, shards),
         _published(outcome),
-        _progressing(model, plan, outcome),
+        _progressing(model, seen, plan, outcome),
         _degraded(troubles),
     ]
     return {
@@ -113,7 +113,7 @@ def _published(outcome: Outcome) -> Object:
     return _condition("RoutesPublished", True, "Published", "the ConfigMap has the newest route table")
 
 
-def _progressing(model: MeshModel, plan: Plan, outcome: Outcome) -> Object:
+def _progressing(model: MeshModel, seen: Observed, plan: Plan, outcome: Outcome) -> Object:
     if model.paused:
         return _condition("Progressing", False, "Paused", "spec.paused is true: only the route table follows the pods")
     if outcome.waiting:
@@ -122,12 +122,24 @@ def _progressing(model: MeshModel, plan: Plan, outcome: Outcome) -> Object:
             "Progressing", True, "WaitingForOldObjects", f"an earlier MeshModel's objects must go first: {objects}"
         )
     waiting = [step.workload.name for step in plan.rollout.steps if not step.done]
-    if plan.rollout.done or (model.suspended and not plan.rollout.kept):
+    if plan.rollout.done or (model.suspended and not plan.rollout.kept) or _settled(model, seen, plan):
         return _condition("Progressing", False, "Complete", "all Deployments are as the spec wants them")
     serving = any(one["type"] == "Ready" and one["status"] == "True" for one in model.status.get("conditions") or [])
     reason = "RollingOut" if serving or plan.rollout.kept else "Creating"
     kept = f"; kept until then: {', '.join(plan.rollout.kept)}" if plan.rollout.kept else ""
     return _condition("Progressing", True, reason, f"waiting for {', '.join(waiting)}{kept}")
+
+
+def _settled(model: MeshModel, seen: Observed, plan: Plan) -> bool:
+    """Whether this very spec was rolled out before and its Deployments are as they were: a pod that is missing now was
+    lost or is being scaled, which Ready and ShardsReady tell."""
+    before = previous(model.status).get("Progressing")
+    if before is None or (before["reason"], before["observedGeneration"]) != ("Complete", model.generation):
+        return False
+    live = {name: rollout.stamp_of(body) for name, body in seen.children.get(kinds.DEPLOYMENT, {}).items()}
+    return not plan.rollout.kept and all(
+        live.get(step.workload.name) == step.workload.stamp for step in plan.rollout.steps
+    )
 
 
 def _degraded(troubles: Iterable[Trouble]) -> Object:

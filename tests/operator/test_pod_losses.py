@@ -99,6 +99,8 @@ async def test_the_last_pod_of_a_range_stays_as_a_suspect(space: Any, start: Any
     await space.nodes.ready(one, False)
     await until_states(space, "front", {uid(one): "suspect"})
     await space.until_reason("Ready", "NoCompletePath")
+    # What was rolled out stays so: a loss is told by Ready and ShardsReady, not as a rollout that nobody began.
+    assert (await space.conditions())["Progressing"]["reason"] == "Complete"
     await space.nodes.ready(one)
     await until_states(space, "front", {uid(one): "ready"})
 
