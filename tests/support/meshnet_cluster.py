@@ -1,8 +1,8 @@
 """A real API server for each run, a namespace for each test, and the operator's own process code in the test's event
 loop: fixtures of tests/operator and tests/chart, which share one control plane.
 
-MESHNET_TEST_KUBECONFIG, where it is set, names a cluster to use instead of a control plane of our own. No kubelet runs: `nodes`
-plays it.
+MESHNET_TEST_KUBECONFIG, where it is set, names a cluster to use instead of a control plane of our own. No kubelet
+runs: `nodes` plays it.
 """
 
 from __future__ import annotations
