@@ -35,6 +35,7 @@ class Mesh:
     def __init__(self, settings: HeadSettings, max_context: int, registry: CollectorRegistry) -> None:
         self.max_context = max_context
         self.draining = False
+        self.proven = True  # whoever wants a proof first takes this back: head/proof.py
         self.instance = secrets.token_hex(16)
         telemetry = MeshTelemetry(registry)
         link_settings = LinkSettings(
@@ -81,9 +82,13 @@ class Mesh:
             raise
         return generation
 
-    def ready(self) -> bool:
-        """A complete chain of shards can take a new request."""
+    def has_path(self) -> bool:
+        """A complete chain of shards is there for a new request."""
         return not self.draining and plan(self.context.endpoints.all.values()) is not None
+
+    def ready(self) -> bool:
+        """A new request would be answered."""
+        return self.proven and self.has_path()
 
     def table_seen(self) -> bool:
         """A route table was read, and this head is not going away."""

@@ -22,6 +22,7 @@ from prometheus_client import CollectorRegistry
 from meshnet_node.errors import ConfigError
 from meshnet_node.head.app import create_app
 from meshnet_node.head.mesh import Mesh
+from meshnet_node.head.proof import prove
 from meshnet_node.head.pulse import Pulse
 from meshnet_node.settings import HeadSettings
 from meshnet_node.text.text_model import TextModel
@@ -81,6 +82,7 @@ async def serve(settings: HeadSettings) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
+    proving = asyncio.create_task(prove(mesh))
     serving = asyncio.create_task(server.serve())
     stopping = asyncio.create_task(stop.wait())
     try:
@@ -92,6 +94,8 @@ async def serve(settings: HeadSettings) -> None:
             await Pulse.wait(mesh.context.endpoints.changed.next(), 0.25)
     finally:
         stopping.cancel()
+        proving.cancel()
+        await asyncio.gather(proving, return_exceptions=True)
         await mesh.aclose()
         server.should_exit = True
         await serving
