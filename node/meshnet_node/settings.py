@@ -82,6 +82,9 @@ class HeadSettings(NodeSettings):
     max_context: int | None = Field(default=None, gt=0)
     routes: str = Field(description="the route table: a file's path, or configmap://namespace/name inside a cluster")
     watch_seconds: int = Field(default=120, ge=1, description="life of one watch of the route table's ConfigMap")
+    lookup_seconds: float = Field(
+        default=1.0, gt=0, description="a range without a usable endpoint for so long is looked up by its Service"
+    )
     account_folder: Path = Field(
         default=Path("/var/run/secrets/kubernetes.io/serviceaccount"),
         description="folder with token and ca.crt for the API server, as the kubelet mounts it",

@@ -104,12 +104,17 @@ class SmallShard:
 
 @dataclass
 class SmallMesh:
-    """layouts: id -> shards, as the next `publish` writes them."""
+    """layouts: id -> shards, as the next `publish` writes them; fingerprint: what it says of all of them.
+
+    services: where the ranges' Services lead, by name; a range without one has no Service in the table.
+    """
 
     model: Path
     folder: Path
     layouts: dict[str, list[SmallShard]] = field(default_factory=dict)
     epoch: int = 0
+    fingerprint: str = ""
+    services: dict[str, list[str]] = field(default_factory=dict)
     cached: int = 0
     mesh: Mesh = field(init=False)
 
@@ -137,6 +142,7 @@ class SmallMesh:
                     "name": f"layers-{start}-{end}",
                     "startLayer": start,
                     "endLayer": end,
+                    "service": service_of(start, end) if service_of(start, end) in self.services else "",
                     "endpoints": [
                         {
                             "uid": shard.uid,
@@ -148,8 +154,14 @@ class SmallMesh:
                 }
                 for (start, end), members in sorted(ranges.items())
             ]
-            layouts.append({"id": name, "shards": entries})
+            layouts.append({"id": name, "fingerprint": self.fingerprint, "shards": entries})
         write_whole(self.folder / "routes.json", json.dumps({"uid": "t", "epoch": self.epoch, "layouts": layouts}))
+
+    async def resolve(self, service: str) -> list[str]:
+        """The cluster's DNS, as far as the head asks it."""
+        if not self.services.get(service):
+            raise OSError("no such name")
+        return self.services[service]
 
     async def until(self, condition: Callable[[], bool], what: str, seconds: float = 20) -> None:
         """Looked at on each beat of the head's endpoints: every heartbeat, and every change."""
@@ -207,14 +219,20 @@ class SmallMesh:
         await self.until(given_back, "all sessions to be given back")
 
 
+def service_of(start: int, end: int) -> str:
+    """The Service of a range, as the table names it."""
+    return f"layers-{start}-{end}.ns.svc.cluster.local:8100"
+
+
 @asynccontextmanager
 async def small_mesh(model: Path, folder: Path, **options: Any) -> AsyncIterator[SmallMesh]:
     """A mesh without shards yet; options are head settings."""
     await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
     small = SmallMesh(model, folder)
     context = options.pop("max_context", 512)
-    settings = HeadSettings(model=str(model), routes=str(folder / "routes.json"), **{"chunk": 16, **options})
-    small.mesh = Mesh(settings, context, CollectorRegistry())
+    fields = {"chunk": 16, "routes": str(folder / "routes.json"), **options}
+    settings = HeadSettings(model=str(model), **fields)
+    small.mesh = Mesh(settings, context, CollectorRegistry(), small.resolve)
     try:
         yield small
     finally:

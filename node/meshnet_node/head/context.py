@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from meshnet_node.head.boundary import ReplayBudget
 from meshnet_node.head.conversations import Conversations
-from meshnet_node.head.endpoints import Endpoints
+from meshnet_node.head.roster import Endpoints
 from meshnet_node.head.telemetry import MeshTelemetry
 from meshnet_node.settings import HeadSettings
 

@@ -1,7 +1,7 @@
-"""The shards that the route table names, each kept dialled: links come up, go silent, and come back here.
+"""A shard that the head keeps dialled: its link comes up, goes silent, and comes back here.
 
-An Endpoint owns at most one live link. It is redialled with back-off (0.1 to 1 s) for as long as it is listed; one that
-is no longer listed but works is kept until its link ends (absence from the table alone moves nothing that works).
+An Endpoint owns at most one live link. It is redialled with back-off (0.1 to 1 s) for as long as it is listed. Who
+answers at its address is checked at each hello (place.py); somebody else there is never used and never given up on.
 Sessions that were closed while the link was away are closed again when the same instance is back.
 """
 
@@ -12,13 +12,14 @@ import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from meshnet_node.errors import LinkLost, MeshnetError, Unauthorized, WrongShard
+from meshnet_node.head.place import Place, identified
 from meshnet_node.head.pulse import Pulse
-from meshnet_node.head.routes import EndpointRoute, Layout, RouteTable, ShardRoute
 from meshnet_node.logs import events
 from meshnet_node.wire.dial import dial
-from meshnet_node.wire.frames import Close
+from meshnet_node.wire.frames import Close, Info
 from meshnet_node.wire.handshake import TokenFile
 from meshnet_node.wire.link import ShardLink
 
@@ -27,15 +28,6 @@ log = events(__name__)
 BACKOFF_FIRST, BACKOFF_MOST = 0.1, 1.0
 HUNG_SECONDS, HUNG_FACTOR = 2.0, 10.0
 CLOSE_RETRY_SECONDS = 2.0
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where an endpoint stands in the table."""
-
-    layout: Layout
-    shard: ShardRoute
-    route: EndpointRoute
 
 
 @dataclass(frozen=True)
@@ -52,24 +44,36 @@ class LinkSettings:
     count: Callable[[int, int], None]
 
 
+class Peers(Protocol):
+    """What an endpoint asks of the others; roster.py answers."""
+
+    def has_alternative(self, suspect: Endpoint) -> bool:
+        """Another endpoint can take over the whole range of a suspect one."""
+        ...
+
+    def refusal(self, place: Place, info: Info) -> str:
+        """Why a shard that says this of itself must not be used there; "" = it may."""
+        ...
+
+
 class Endpoint:
     """One shard process as the head sees it. `changed` beats whenever the link or its health changed.
 
     users: hops of running generations that are here. suspect_since: monotonic seconds, None = nothing is wrong.
+    mistaken: somebody else answered at its address when it was last dialled.
     """
 
-    def __init__(
-        self, place: Place, settings: LinkSettings, changed: Pulse, has_alternative: Callable[[Endpoint], bool]
-    ) -> None:
+    def __init__(self, place: Place, settings: LinkSettings, changed: Pulse, peers: Peers) -> None:
         self.place = place
         self.link: ShardLink | None = None
         self.listed = True
         self.fault = "not dialled yet"
+        self.mistaken = False
         self.suspect_since: float | None = None
         self.users = 0
         self._settings = settings
         self._changed = changed
-        self._has_alternative = has_alternative
+        self._peers = peers
         self._closing: dict[str, Close] = {}
         self._closing_instance = ""
         self._wake = asyncio.Event()
@@ -77,8 +81,13 @@ class Endpoint:
 
     @property
     def uid(self) -> str:
-        """The pod's uid, by which the table names this process."""
+        """The pod's uid, by which the table names this process; "" while a found one has not said it."""
         return self.place.route.uid
+
+    @property
+    def name(self) -> str:
+        """What logs call it."""
+        return self.uid or self.place.route.address
 
     @property
     def up(self) -> bool:
@@ -143,19 +152,20 @@ class Endpoint:
                 await asyncio.sleep(delay)
                 delay = min(BACKOFF_MOST, delay * 2)
                 continue
-            delay, self.fault = BACKOFF_FIRST, ""
+            delay, self.fault, self.mistaken = BACKOFF_FIRST, "", False
             self.link.lost.add_done_callback(lambda _: self._wake.set())
             self._changed.beat()
             await self._watch(self.link)
             self.fault, self.suspect_since = self.link.lost.result(), None
-            log.info("link lost", endpoint=self.uid, reason=self.fault)
+            log.info("link lost", endpoint=self.name, reason=self.fault)
             self._changed.beat()
             await self.link.aclose()
 
     def _failed(self, error: Exception) -> None:
+        self.mistaken = isinstance(error, WrongShard | Unauthorized)
         if str(error) != self.fault:
             self.fault = str(error)
-            log.info("endpoint not usable", endpoint=self.uid, reason=self.fault)
+            log.info("endpoint not usable", endpoint=self.name, reason=self.fault)
             self._changed.beat()
 
     async def _dial(self) -> ShardLink:
@@ -165,18 +175,10 @@ class Endpoint:
         except Unauthorized:
             tokens.reload()
             raise
-        wanted, info = self.place, link.info
-        cut = (info.start_layer, info.end_layer)
-        fault = ""
-        if cut != (wanted.shard.start_layer, wanted.shard.end_layer):
-            fault = f"serves layers {cut[0]} to {cut[1]}, the route table says otherwise"
-        elif wanted.layout.fingerprint not in ("", info.fingerprint):
-            fault = f"fingerprint {info.fingerprint}, the route table says {wanted.layout.fingerprint}"
-        elif info.pod_uid not in ("", wanted.route.uid):
-            fault = f"pod {info.pod_uid} answers at the address of {wanted.route.uid}"
-        if fault:
+        if fault := self._peers.refusal(self.place, link.info):
             await link.aclose()
-            raise WrongShard(f"{wanted.route.address} {fault}")
+            raise WrongShard(f"{self.place.route.address} {fault}")
+        self.place = identified(self.place, link.info)
         return link
 
     async def _watch(self, link: ShardLink) -> None:
@@ -186,7 +188,7 @@ class Endpoint:
             link.ping()
             self._settings.count(*link.take_traffic())
             self._judge(link)
-            if self.suspect_since is not None and self._has_alternative(self):
+            if self.suspect_since is not None and self._peers.has_alternative(self):
                 link.abandon("the shard is silent or hung, and another one is ready")
             if self._closing and (self._wake.is_set() or time.monotonic() - closed_at > CLOSE_RETRY_SECONDS):
                 closed_at = time.monotonic()
@@ -228,66 +230,3 @@ class Endpoint:
 def _discard_result(task: asyncio.Task[None]) -> None:
     if not task.cancelled():
         task.exception()
-
-
-class Endpoints:
-    """All endpoints, brought in line with each new table. `changed` beats on every change of link, health or table."""
-
-    def __init__(self, settings: LinkSettings) -> None:
-        self.changed = Pulse()
-        self.table: RouteTable | None = None
-        self.all: dict[tuple[str, str], Endpoint] = {}
-        self._settings = settings
-        self._retired: set[Endpoint] = set()
-        self._reapers: set[asyncio.Task[None]] = set()
-
-    def apply(self, table: RouteTable) -> None:
-        """Take a newer table: start dialling what is new, stop dialling what is no longer listed."""
-        self.table = table
-        places = {
-            (layout.id + "/" + shard.name, route.uid): Place(layout, shard, route)
-            for layout in table.layouts
-            for shard in layout.shards
-            for route in shard.endpoints
-        }
-        for key, endpoint in list(self.all.items()):
-            place = places.pop(key, None)
-            if place is not None and place.route.address == endpoint.place.route.address:
-                endpoint.place = place
-                continue
-            del self.all[key]
-            endpoint.listed = False
-            self._retire(endpoint)
-            if place is not None:
-                places[key] = place
-        for key, place in places.items():
-            self.all[key] = Endpoint(place, self._settings, self.changed, self._has_alternative)
-        self.changed.beat()
-
-    def find(self, wanted: Callable[[Endpoint], bool]) -> list[Endpoint]:
-        """Listed endpoints for which `wanted` holds."""
-        return [endpoint for endpoint in self.all.values() if wanted(endpoint)]
-
-    def _has_alternative(self, suspect: Endpoint) -> bool:
-        """Another endpoint can take over the whole range of a suspect one."""
-        return bool(self.find(lambda other: other is not suspect and other.opens and other.covers_same(suspect)))
-
-    async def aclose(self) -> None:
-        """End all links."""
-        for task in self._reapers:
-            task.cancel()
-        everyone = [*self.all.values(), *self._retired]
-        await asyncio.gather(*(endpoint.aclose() for endpoint in everyone))
-
-    def _retire(self, endpoint: Endpoint) -> None:
-        """Forget an endpoint once its link has ended by itself."""
-        self._retired.add(endpoint)
-        task = asyncio.create_task(self._reap(endpoint))
-        self._reapers.add(task)
-        task.add_done_callback(self._reapers.discard)
-
-    async def _reap(self, endpoint: Endpoint) -> None:
-        while endpoint.link is not None and endpoint.up and endpoint.users:
-            await asyncio.wait({endpoint.link.lost}, timeout=1.0)
-        await endpoint.aclose()
-        self._retired.discard(endpoint)

@@ -15,10 +15,12 @@ from meshnet_node.head.admission import Admission
 from meshnet_node.head.backend import GenerationRequest
 from meshnet_node.head.boundary import ReplayBudget
 from meshnet_node.head.context import MeshContext
-from meshnet_node.head.endpoints import Endpoint, Endpoints, LinkSettings
+from meshnet_node.head.endpoints import Endpoint, LinkSettings
 from meshnet_node.head.generation import MeshGeneration
 from meshnet_node.head.leaving import describe
+from meshnet_node.head.lookup import Dns, Resolve, ServiceLookup
 from meshnet_node.head.path import plan, rank
+from meshnet_node.head.roster import Endpoints
 from meshnet_node.head.routes import Intake
 from meshnet_node.head.source import open_source
 from meshnet_node.head.telemetry import MeshTelemetry
@@ -30,9 +32,15 @@ FOLLOWED = ("read", "connected")
 
 
 class Mesh:
-    """One per head process; make it inside the event loop. `max_context` is what the API clamps to."""
+    """One per head process; make it inside the event loop. `max_context` is what the API clamps to.
 
-    def __init__(self, settings: HeadSettings, max_context: int, registry: CollectorRegistry) -> None:
+    resolve: how the name of a range's Service becomes addresses; the cluster's DNS where it is not given. Raises
+    ConfigError where the routes can't be followed from here.
+    """
+
+    def __init__(
+        self, settings: HeadSettings, max_context: int, registry: CollectorRegistry, resolve: Resolve | None = None
+    ) -> None:
         self.max_context = max_context
         self.draining = False
         self.proven = True  # whoever wants a proof first takes this back: head/proof.py
@@ -50,8 +58,11 @@ class Mesh:
         self._admission = Admission(self.context)
         self._intake = Intake(endpoints.apply)
         self._source = open_source(settings, self._intake)
+        self._dns = Dns()
+        self._lookup = ServiceLookup(endpoints, resolve or self._dns.resolve, settings.lookup_seconds)
         self._tasks = [
             asyncio.create_task(self._source.run()),
+            asyncio.create_task(self._lookup.run()),
             asyncio.create_task(self._watch()),
         ]
         self._export(registry)
@@ -112,6 +123,7 @@ class Mesh:
             "instance": self.instance,
             "table": {"uid": table.uid, "epoch": table.epoch, "age_seconds": round(age, 1)} if table else None,
             "routes": self._source.describe(),
+            "lookups": self._lookup.describe(),
             "ready": self.ready(),
             "sessions": {
                 "running": len(self.context.running),
@@ -132,6 +144,7 @@ class Mesh:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.context.endpoints.aclose()
+        self._dns.close()
 
     def _stateless(self) -> bool:
         infos = [endpoint.link.info for endpoint in self.context.endpoints.all.values() if endpoint.link is not None]
@@ -159,6 +172,10 @@ class Mesh:
         epoch.set_function(lambda: self._intake.table.epoch if self._intake.table else 0)
         age = Gauge("meshnet_routes_age_seconds", "Since the route table in force was taken", registry=registry)
         age.set_function(lambda: self._intake.age)
+        found = Gauge(
+            "meshnet_endpoints_found", "Shards in use by a Service's word, not the table's", registry=registry
+        )
+        found.set_function(lambda: self._lookup.found)
         followed = Gauge("meshnet_routes_followed", "1 while the route table's source is followed", registry=registry)
         followed.set_function(lambda: self._source.state in FOLLOWED)
 
@@ -170,6 +187,7 @@ def _describe(endpoint: Endpoint) -> dict[str, object]:
         "layout": endpoint.place.layout.id,
         "layers": [endpoint.place.shard.start_layer, endpoint.place.shard.end_layer],
         "uid": endpoint.uid,
+        "from": "service" if endpoint.place.found else "table",
         "address": endpoint.place.route.address,
         "state": ("ready", "suspect", "unavailable", "down")[rank(endpoint)],
         "fault": endpoint.fault,
