@@ -148,7 +148,7 @@ class Bench:
         )
         settings = {
             "NODE_IMAGE": "meshnet/node:bench", "KUBECONFIG": str(path), "LEASE_NAMESPACE": "operator",
-            "HOST": "127.0.0.1", "PORT": str(self.port), "PROBE_SHARDS": "false", "LOG_LEVEL": "WARNING",
+            "HOST": "127.0.0.1", "PORT": str(self.port), "PROBE_PODS": "false", "LOG_LEVEL": "WARNING",
         }  # fmt: skip
         environment = {**os.environ, **{f"MESHNET_OPERATOR_{key}": value for key, value in settings.items()}}
         self.process = subprocess.Popen([sys.executable, "-m", "meshnet_operator"], env=environment)

@@ -40,7 +40,7 @@ class Nodes:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="nodes", daemon=True)
         self._cluster: Cluster | None = None
-        self._addresses = 0
+        self.addresses = 0
         self._given: dict[str, str] = {}
         self._ending: set[str] = set()
         self.grace: dict[str, float] = {}
@@ -68,7 +68,7 @@ class Nodes:
 
     async def ready(self, pod: Object, holds: bool = True) -> None:
         """The Ready condition as a running kubelet would set it."""
-        await self.soon(self._status(pod, _running(self._address(pod), holds)))
+        await self.soon(self._status(pod, _running(self.address(pod), holds)))
 
     async def failed(self, pod: Object, reason: str, message: str) -> None:
         """The phase Failed: Evicted, UnexpectedAdmissionError ..."""
@@ -151,14 +151,14 @@ class Nodes:
                 self._ending.add(metadata["uid"])
                 self._loop.create_task(self._end(pod))
         elif metadata["uid"] not in self._given and metadata["namespace"] not in self.hold:
-            self._loop.create_task(self._status(pod, _running(self._address(pod), True)))
+            self._loop.create_task(self._status(pod, _running(self.address(pod), True)))
 
-    def _address(self, pod: Object) -> str:
+    def address(self, pod: Object) -> str:
         """A loopback address of its own for each pod, so that a test can listen there."""
         uid = pod["metadata"]["uid"]
         if uid not in self._given:
-            self._addresses += 1
-            number = self._addresses
+            self.addresses += 1
+            number = self.addresses
             self._given[uid] = f"127.{10 + number // 65536}.{number // 256 % 256}.{number % 256}"
         return self._given[uid]
 
@@ -171,7 +171,7 @@ class Nodes:
             self._ending.discard(pod["metadata"]["uid"])
 
     async def _status(self, pod: Object, status: Object) -> None:
-        self._address(pod)
+        self.address(pod)
         metadata = pod["metadata"]
         try:
             await self._patch(kinds.POD, metadata["namespace"], metadata["name"], {"status": status})

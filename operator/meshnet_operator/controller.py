@@ -134,7 +134,7 @@ class Controller:
                 self.slow.add(key, SETTLE)
         if old is not None and old.ready and old.range and (new is None or not new.ready):
             self._metrics.pod_losses.labels(old.key.namespace, old.key.name).inc()
-        if new is not None and self._settings.probe_shards:
+        if new is not None and self._settings.probe_pods:
             self._prober.want(new)
 
     def _deployment_changed(self, before: bytes | None, after: bytes | None) -> None:
@@ -205,7 +205,7 @@ class Controller:
         self.store.set_secrets(await self._list(kinds.SECRET, metadata_only=True))
         changed |= self.publisher.seen(await self._list(kinds.CONFIGMAP))
         self._compare((await self._cluster.list(kinds.MESHMODEL, self._namespace)).items)
-        if self._settings.probe_shards:
+        if self._settings.probe_pods:
             self._prober.again()
         for key, model in self.store.models.items():
             if not self.store.has_secret(model):

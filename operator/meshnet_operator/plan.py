@@ -29,7 +29,7 @@ Children = Mapping[Kind, Mapping[str, Object]]
 @dataclass(frozen=True)
 class Observed:
     """What is there. children: by kind and name, ours only; revision: the commit that model.revision stands for;
-    defaults: what new pod templates get from the operator.
+    defaults: what new pod templates get from the operator; unproven: uids of heads through which no token came yet.
     """
 
     children: Children
@@ -40,6 +40,7 @@ class Observed:
     monitoring: bool = False
     exclusive_volume: bool = False
     defaults: PodDefaults = common.NO_DEFAULTS
+    unproven: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)

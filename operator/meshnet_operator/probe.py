@@ -1,7 +1,10 @@
-"""Asks ready shards who they are: GET /v1/info, once for each pod. What they say is kept in the store.
+"""Asks ready pods about themselves; what they say is kept in the store.
 
-A shard that can't be asked (a network policy, an old image) stays unknown and serves all the same: the head checks the
-fingerprint at each link.
+A shard says who it is (GET /v1/info): its fingerprint, once for each pod. A head says whether a token has come through
+the whole path yet (GET /ready), and is asked each second until it has: pods that are ready one by one are no path.
+
+A pod that can't be asked (a network policy, an old image) stays unknown and counts all the same: a head checks the
+fingerprint at each link, and answers 503 by itself.
 """
 
 from __future__ import annotations
@@ -22,12 +25,14 @@ from meshnet_operator.store import Store
 log = logging.getLogger(__name__)
 
 SECONDS = 2.0
+HEAD_AGAIN_SECONDS = 1.0
 AT_ONCE = 8
 LIMIT = 64 * 1024
+OK, UNAVAILABLE = 200, 503
 
 
 class Prober:
-    """`told(key)` is called when a pod of this MeshModel has reported."""
+    """`told(key)` is called when a pod of this MeshModel has answered."""
 
     def __init__(self, store: Store, told: Callable[[Key], None]) -> None:
         self._store = store
@@ -37,16 +42,18 @@ class Prober:
 
     def want(self, pod: Pod) -> None:
         """Asks a pod that became ready, unless it was asked already."""
-        if pod.range is not None and pod.ready and pod.address and pod.uid not in self._asked:
+        if pod.ready and pod.address and pod.uid not in self._asked:
             self._asked.add(pod.uid)
+            if pod.range is None:
+                self._store.unproven.add(pod.uid)
             self._wanted.put_nowait(pod)
 
     def again(self) -> None:
-        """Asks all pods that have not answered; forgets those that are gone."""
-        self._asked &= set(self._store.reported)
-        for key in list(self._store.models):
-            for pod in self._store.pods(key):
-                self.want(pod)
+        """Asks all shards that have not answered; forgets pods that are gone."""
+        pods = [pod for key in self._store.models for pod in self._store.pods(key)]
+        self._asked &= {pod.uid for pod in pods if pod.range is None or pod.uid in self._store.reported}
+        for pod in pods:
+            self.want(pod)
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -58,22 +65,45 @@ class Prober:
     async def _worker(self, session: aiohttp.ClientSession) -> None:
         while True:
             pod = await self._wanted.get()
-            fingerprint = await self._ask(session, pod)
-            if fingerprint and any(one.uid == pod.uid for one in self._store.pods(pod.key)):
-                self._store.reported[pod.uid] = fingerprint
-                self._told(pod.key)
+            if pod.range is None:
+                await self._head(session, pod)
+            else:
+                await self._shard(session, pod)
 
-    async def _ask(self, session: aiohttp.ClientSession, pod: Pod) -> str:
+    async def _shard(self, session: aiohttp.ClientSession, pod: Pod) -> None:
+        status, raw = await self._ask(session, pod, names.SHARD_PORT, "/v1/info")
+        fingerprint = _fingerprint(pod, raw) if status == OK else ""
+        if fingerprint and self._is_there(pod):
+            self._store.reported[pod.uid] = fingerprint
+            self._told(pod.key)
+
+    async def _head(self, session: aiohttp.ClientSession, pod: Pod) -> None:
+        status, _ = await self._ask(session, pod, names.HEAD_PORT, "/ready")
+        if status == UNAVAILABLE and self._is_there(pod):
+            asyncio.get_running_loop().call_later(HEAD_AGAIN_SECONDS, self._wanted.put_nowait, pod)
+            return
+        self._store.unproven.discard(pod.uid)
+        self._told(pod.key)
+
+    def _is_there(self, pod: Pod) -> bool:
+        return any(one.uid == pod.uid for one in self._store.pods(pod.key))
+
+    async def _ask(self, session: aiohttp.ClientSession, pod: Pod, port: int, path: str) -> tuple[int, bytes]:
+        """Status and body of a GET; status 0 where the pod can't be asked."""
         host = f"[{pod.address}]" if ":" in pod.address else pod.address
         try:
-            async with session.get(f"http://{host}:{names.SHARD_PORT}/v1/info") as answer:
-                raw = await answer.content.read(LIMIT)
-                if answer.status != 200:
-                    return ""
-                body: dict[str, Any] = dict(json.loads(raw))
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError, TypeError) as error:
-            log.debug("shard not asked", extra={"pod": pod.name, "reason": type(error).__name__})
-            return ""
-        found = body.get("fingerprint")
-        # Another pod may have got the address meanwhile.
-        return found if isinstance(found, str) and body.get("pod_uid", pod.uid) in ("", pod.uid) else ""
+            async with session.get(f"http://{host}:{port}{path}") as answer:
+                return answer.status, await answer.content.read(LIMIT)
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            log.debug("pod not asked", extra={"pod": pod.name, "reason": type(error).__name__})
+            return 0, b""
+
+
+def _fingerprint(pod: Pod, raw: bytes) -> str:
+    try:
+        body: dict[str, Any] = dict(json.loads(raw))
+    except (ValueError, TypeError):
+        return ""
+    found = body.get("fingerprint")
+    # Another pod may have got the address meanwhile.
+    return found if isinstance(found, str) and body.get("pod_uid", pod.uid) in ("", pod.uid) else ""

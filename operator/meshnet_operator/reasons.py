@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-READY: Final = ("Serving", "NoCompletePath", "HeadNotReady", "RoutesNotPublished", "Suspended")
+READY: Final = ("Serving", "NoCompletePath", "HeadNotReady", "PathNotProven", "RoutesNotPublished", "Suspended")
 SHARDS_READY: Final = ("AllShardsReady", "ShardsNotReady", "Suspended")
 ROUTES_PUBLISHED: Final = ("Published", "PublishFailed")
 PROGRESSING: Final = ("Complete", "Creating", "RollingOut", "WaitingForOldObjects", "Paused")

@@ -137,6 +137,7 @@ class Reconciler:
             monitoring=self._monitoring(),
             exclusive_volume=claim is not None and claim.exclusive,
             defaults=self._settings.pod_defaults,
+            unproven=frozenset(self._store.unproven),
         )
 
     async def _pin(self, model: MeshModel) -> MeshModel:

@@ -57,7 +57,9 @@ class OperatorSettings(BaseSettings):
     route_workers: int = Field(default=24, ge=1, description="route tables written at once")
     coalesce_seconds: float = Field(default=0.005, ge=0, description="pod events in this window make one table")
     status_seconds: float = Field(default=1.0, gt=0, description="time between two status writes of a model")
-    probe_shards: bool = Field(default=True, description="ask ready shards for their fingerprint (GET /v1/info)")
+    probe_pods: bool = Field(
+        default=True, description="ask ready shards for their fingerprint, and heads whether a token came through"
+    )
     hub_endpoint: str = Field(
         default="", description="hub that resolves tags to commits, and that pods load from; empty: not resolved"
     )

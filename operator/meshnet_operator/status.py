@@ -86,9 +86,12 @@ def _ready(model: MeshModel, seen: Observed, pods: list[Pod], outcome: Outcome) 
     if not seen.table.complete:
         missing = ", ".join(_missing(model, seen))
         return _condition("Ready", False, "NoCompletePath", f"no ready pod for {missing}")
-    if not any(pod.ready and pod.role == "head" and not pod.deleting for pod in pods):
+    heads = [pod for pod in pods if pod.ready and pod.role == "head" and not pod.deleting]
+    if not heads:
         return _condition("Ready", False, "HeadNotReady", "no head pod is ready")
-    return _condition("Ready", True, "Serving", "every range has a ready pod, and a head is ready")
+    if all(pod.uid in seen.unproven for pod in heads):
+        return _condition("Ready", False, "PathNotProven", "no token has come through all shards to a head yet")
+    return _condition("Ready", True, "Serving", "every range has a ready pod, and a token came through them to a head")
 
 
 def _missing(model: MeshModel, seen: Observed) -> list[str]:

@@ -50,7 +50,9 @@ class Store:
 
     def __init__(self) -> None:
         self.models: dict[Key, MeshModel] = {}
+        # Of pods that were asked: a shard's fingerprint by uid, and uids of heads without a token so far.
         self.reported: dict[str, str] = {}
+        self.unproven: set[str] = set()
         self._pods: defaultdict[Key, dict[str, Pod]] = defaultdict(dict)
         self._children: defaultdict[Key, defaultdict[Kind, dict[str, bytes]]] = defaultdict(lambda: defaultdict(dict))
         self._secrets: dict[Key, list[Object]] = {}
@@ -67,6 +69,7 @@ class Store:
                 del self._pods[old.key]
             if new is None:
                 self.reported.pop(old.uid, None)
+                self.unproven.discard(old.uid)
         if new is not None:
             self._pods[new.key][new.uid] = new
 

@@ -63,7 +63,7 @@ class Release:
         plane = self.space.plane
         file = access.kubeconfig(self.folder / "own", plane.server, answer["status"]["token"], plane.authority)
         settings = load(
-            kubeconfig=file, host="127.0.0.1", port=0, exit_seconds=0, probe_shards=False, resync_seconds=1.0, **more
+            kubeconfig=file, host="127.0.0.1", port=0, exit_seconds=0, probe_pods=False, resync_seconds=1.0, **more
         )
         self.ending = asyncio.Event()
         self.running = asyncio.create_task(serve(settings, self.ending))

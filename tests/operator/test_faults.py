@@ -203,7 +203,7 @@ async def test_kill_9_of_the_process_in_apply_rollout_and_loss(space: Any, meshm
     settings = {
         "NODE_IMAGE": "meshnet/node:test", "NAMESPACE": space.name, "KUBECONFIG": str(config), "HOST": "127.0.0.1",
         "PORT": "0", "LEASE_NAMESPACE": space.name, "LEASE_SECONDS": "2", "LEASE_RENEW_DEADLINE": "1.5",
-        "LEASE_RETRY_SECONDS": "0.3", "PROBE_SHARDS": "false", "LOG_LEVEL": "WARNING",
+        "LEASE_RETRY_SECONDS": "0.3", "PROBE_PODS": "false", "LOG_LEVEL": "WARNING",
     }  # fmt: skip
     environment = {**os.environ, **{f"MESHNET_OPERATOR_{name}": value for name, value in settings.items()}}
     chance = random.Random(3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -41,7 +42,7 @@ def space_address(pod: Any) -> str:
 async def test_a_pod_that_serves_another_model_is_refused_and_named(
     space: Any, start: Any, shards: Any, meshmodel: Make
 ) -> None:
-    await start(probe_shards=True, resync_seconds=1.0)
+    await start(probe_pods=True, resync_seconds=1.0)
     body = meshmodel()
     body["spec"]["shards"][0]["replicas"] = 2
     await space.create(body)
@@ -69,6 +70,41 @@ async def test_a_pod_that_serves_another_model_is_refused_and_named(
     assert [end["uid"] for end in ends] == [one["metadata"]["uid"]]
     assert table["layouts"][0]["fingerprint"] == "same"
     assert len(table["layouts"]) == 1
+
+
+async def test_case_44_a_meshmodel_is_ready_only_when_a_token_came_through(
+    space: Any, start: Any, meshmodel: Make
+) -> None:
+    """Every pod is ready, and the head says that nothing has come through its path yet."""
+    proven = asyncio.Event()
+
+    async def ready(request: web.Request) -> web.Response:
+        return web.Response(status=200 if proven.is_set() else 503)
+
+    app = web.Application()
+    app.router.add_get("/ready", ready)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    space.nodes.hold.add(space.name)
+    try:
+        await start(probe_pods=True, resync_seconds=1.0)
+        await space.create(meshmodel())
+
+        async def made() -> bool:
+            return len([pod for pod in await space.pods() if pod["spec"].get("nodeName")]) == 3
+
+        await space.until(made)
+        (head,) = await space.pods("head")
+        await web.TCPSite(runner, space.nodes.address(head), 8000).start()
+        for pod in await space.pods():
+            await space.nodes.ready(pod)
+        await space.until_reason("Ready", "PathNotProven")
+        await asyncio.sleep(2.0)
+        assert (await space.conditions())["Ready"]["reason"] == "PathNotProven"
+        proven.set()
+        await space.until_reason("Ready", "Serving")
+    finally:
+        await runner.cleanup()
 
 
 @pytest.fixture

@@ -209,7 +209,7 @@ async def start(space: Space, tmp_path: Path) -> AsyncIterator[Start]:
             "host": "127.0.0.1",
             "port": 0,
             "resync_seconds": 60.0,
-            "probe_shards": False,
+            "probe_pods": False,
             "exit_seconds": 0,
         } | settings
         ending = asyncio.Event()
