@@ -161,6 +161,13 @@ async def test_case_62_uninstall_keeps_the_definition_the_meshmodels_and_their_p
     assert await space.get(kinds.MESHMODEL, "demo")
     assert uids(await space.pods()) == uids(before)
 
+    # The same release takes all of it up again, without being told to.
+    await release.helm("install", RELEASE, str(CHART), *stated(release.values))
+    await release.start()
+    await space.patch("demo", {"head": {"replicas": 2}})
+    await space.until_ready()
+    assert set(uids(before)) < set(uids(await space.pods()))
+
 
 async def test_case_62_a_second_release_goes_without_the_definition(release: Release, space: Any, admin: Any) -> None:
     await release.install(scope="Namespace")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import tomllib
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -187,6 +188,48 @@ def test_a_label_of_a_user_cannot_take_the_place_of_the_selector() -> None:
     body = find(render({"podLabels": taken, "labels": taken}), "Deployment")
     labels = body["spec"]["template"]["metadata"]["labels"]
     assert body["spec"]["selector"]["matchLabels"].items() <= labels.items()
+
+
+def test_case_61_no_pod_asks_for_the_host() -> None:
+    objects = render(SETS["all"])
+    for spec in (pod_of(objects), find(objects, "Pod")["spec"]):
+        assert not {"hostNetwork", "hostPID", "hostIPC", "hostUsers"} & spec.keys()
+        assert not [volume for volume in spec.get("volumes", []) if "hostPath" in volume]
+        assert not [box for box in spec["containers"] if box.get("securityContext", {}).get("privileged")]
+
+
+def test_a_package_of_the_chart_renders_the_same(tmp_path: Path) -> None:
+    done = helm("package", str(CHART), f"--destination={tmp_path}")
+    assert done.returncode == 0, done.stderr
+    (package,) = tmp_path.iterdir()
+    arguments = ("--namespace=here", f"--kube-version={KUBERNETES}", *stated(SETS["all"]))
+    packed = helm("template", "meshnet", str(package), *arguments)
+    assert packed.stdout == helm("template", "meshnet", str(CHART), *arguments).stdout
+
+
+def test_the_chart_names_the_operators_version() -> None:
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    project = tomllib.loads((access.ROOT / "operator" / "pyproject.toml").read_text())["project"]
+    assert chart["appVersion"] == project["version"]
+
+
+def test_case_63_nothing_is_rendered_that_an_api_server_would_drop() -> None:
+    """An empty list or map that the server leaves out is a difference for ever to whoever compares."""
+
+    def empty(node: Any, where: str) -> Iterator[str]:
+        if isinstance(node, dict):
+            for key, part in node.items():
+                if part in ({}, []) and key not in ("namespaceSelector", "podSelector"):
+                    yield f"{where}.{key}"
+                yield from empty(part, f"{where}.{key}")
+        if isinstance(node, list):
+            for part in node:
+                yield from empty(part, f"{where}[]")
+
+    for objects in map(render, SETS.values()):
+        assert not [
+            at for one in objects if one["kind"] != "CustomResourceDefinition" for at in empty(one, one["kind"])
+        ]
 
 
 def test_probes_wait_at_least_five_seconds() -> None:
