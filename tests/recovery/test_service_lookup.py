@@ -200,6 +200,27 @@ async def test_a_link_that_the_newer_tables_fingerprint_excludes_opens_no_sessio
         await small.until(small.mesh.ready, "the links")
 
 
+async def test_no_path_goes_through_two_models_that_the_table_does_not_tell_apart(
+    llama: Path, judge: Judge, tmp_path: Path
+) -> None:
+    """Same cut, same layout, no fingerprint in the table: a rollout that the operator could not look into."""
+    ids_ = prompt(20, 5)
+    other = write_model(tmp_path / "other", "qwen3")
+    async with small_mesh(llama, tmp_path / "mesh") as small:
+        await small.add("a", TWO[:1])
+        stranger = await successor(small, other)
+        small.layouts["a"].append(stranger)
+        small.publish()
+        await small.linked()
+        assert not small.mesh.ready()
+        await small.add("a", TWO[1:])
+        small.publish()
+        await small.linked()
+        for _ in range(6):
+            assert ids(await small.generate(ids_, 4)) == judge(ids_, 4)
+        await small.idle()
+
+
 async def test_a_resolver_that_fails_or_hangs_disturbs_nobody(llama: Path, tmp_path: Path) -> None:
     async with mesh_of_two(llama, tmp_path) as small:
         small.layouts["a"][1].crash()

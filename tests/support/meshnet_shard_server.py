@@ -54,12 +54,13 @@ class ShardServer:
         load: Loader = RangeRunner.load,
         port: int = 0,
         clock: Callable[[], float] = time.monotonic,
+        host: str = "127.0.0.1",
     ) -> None:
         self.app: FastAPI = create_app(settings, load, clock)
         self.server: Server | None = None
-        self._listener = socket.create_server(("127.0.0.1", port))
+        self._listener = socket.create_server((host, port))
         self.port: int = self._listener.getsockname()[1]
-        self.url = f"http://127.0.0.1:{self.port}"
+        self.url = f"http://{host}:{self.port}"
         self._started = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)

@@ -1,7 +1,8 @@
 """Which endpoints a generation goes through: pure choices over the endpoints that are known now.
 
 A path covers layers 0..last once: stage k runs start_layer..end_layer, where start_layer is the layer after the
-previous stage's end (ranges may overlap: the hop then starts inside its shard's range). All stages are of one layout.
+previous stage's end (ranges may overlap: the hop then starts inside its shard's range). All stages are of one layout
+and one fingerprint, as their shards told it at the hello: the table may not know it yet.
 """
 
 from __future__ import annotations
@@ -41,10 +42,10 @@ def pick(candidates: Iterable[Endpoint], worst: int = 1) -> Endpoint | None:
 
 def plan(endpoints: Iterable[Endpoint], fits: Callable[[Endpoint], bool] = lambda _: True) -> list[Stage] | None:
     """A complete path over endpoints that may open, active layouts first; None when there is none."""
-    layouts: dict[str, list[Endpoint]] = {}
+    layouts: dict[tuple[str, str], list[Endpoint]] = {}
     for endpoint in endpoints:
-        if endpoint.opens and fits(endpoint):
-            layouts.setdefault(endpoint.place.layout.id, []).append(endpoint)
+        if endpoint.opens and endpoint.link is not None and fits(endpoint):
+            layouts.setdefault((endpoint.place.layout.id, endpoint.link.info.fingerprint), []).append(endpoint)
     for members in sorted(layouts.values(), key=lambda found: found[0].place.layout.state != "active"):
         stages = _cover(members)
         if stages is not None:
