@@ -46,6 +46,7 @@ CHART = (
     Tool("helm", "helm", "helm.sh/helm/v3/cmd/helm"),
     Tool("kubeconform", "kubeconform", "github.com/yannh/kubeconform/cmd/kubeconform"),
     Tool("kube-score", "kube-score", "github.com/zegl/kube-score/cmd/kube-score"),
+    Tool("promql", "promql", "."),
 )
 TOOLS = {tool.name: tool for tool in (*PLANE, *CHART)}
 

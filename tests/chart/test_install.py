@@ -25,6 +25,8 @@ Make = Callable[..., Any]
 TOKEN = Kind("", "v1", "serviceaccounts/meshnet/token", "TokenRequest")
 # The definition is there since the session's start, and not by Helm.
 INSTALL = ("--take-ownership",)
+# Of the container's own file system.
+ELSEWHERE = ("HOME", "SSL_CERT_FILE")
 
 
 @dataclass
@@ -53,11 +55,16 @@ class Release:
         self.values = values
         return await self.helm("upgrade", RELEASE, str(CHART), *stated(values))
 
+    async def rollback(self) -> None:
+        """To the values of the release's first revision."""
+        self.values = {"scope": "Namespace", "nodeImage": {"tag": "1"}}
+        await self.helm("rollback", RELEASE, "1")
+
     async def start(self, **more: Any) -> None:
         """The operator's process code with the rendered environment, and the rights of the chart's account."""
         objects = await asyncio.to_thread(render, self.values, self.space.name)
         for name, value in environment(objects).items():
-            if name.startswith("MESHNET_"):
+            if name not in ELSEWHERE:
                 self.patch.setenv(name, value)
         answer = await self.space.cluster.create({"spec": {"expirationSeconds": 7200}}, TOKEN, self.space.name)
         plane = self.space.plane
@@ -100,6 +107,8 @@ async def test_installed_in_a_restricted_namespace_it_serves_a_meshmodel(
     told = await release.install(scope="Namespace")
     assert f"kubectl --namespace {space.name} wait --for=condition=Ready mm/demo" in told
     await space.until(ready(space), 30)
+    operators = await space.list(kinds.POD, "app.kubernetes.io/name=meshnet-operator")
+    assert len({pod["spec"]["nodeName"] for pod in operators}) == len(operators) == 2
     await release.start()
     await space.create(meshmodel())
     await space.until_ready()
@@ -142,6 +151,15 @@ async def test_an_upgrade_with_other_values_leaves_the_pods_of_models_untouched(
     assert found["HTTPS_PROXY"] == "http://proxy.example:3128"
     assert found["SSL_CERT_FILE"] == "/etc/meshnet/ca/ca.crt"
     assert new["imagePullSecrets"] == [{"name": "pull"}]
+
+    await release.stop()
+    await release.rollback()
+    await release.start()
+    await space.create(meshmodel("third", model=hub))
+    await space.until_ready("third")
+    await asyncio.sleep(2.5)
+    assert uids(await space.pods()) == uids(before)
+    assert (await space.pods(model="third"))[0]["spec"]["containers"][0]["image"] == "meshnet/node:1"
 
 
 async def test_case_62_uninstall_keeps_the_definition_the_meshmodels_and_their_pods(
@@ -208,6 +226,29 @@ async def test_case_66_from_the_same_chart_all_namespaces_are_served_or_one(
     await release.stop()
     await admin.delete(kinds.MESHMODEL, other, "far")
     await admin.delete(kinds.NAMESPACE, None, other)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"scope": "Cluster"}, "serves the MeshModels of all namespaces"),
+        ({"scope": "Namespace"}, "MeshModels of other namespaces are left alone: set scope=Cluster"),
+        ({"crds": {"install": False}}, "the MeshModel definition must be there already"),
+        ({"rbac": {"create": False}}, "until somebody binds its rights to the ServiceAccount meshnet"),
+        ({"test": {"model": "demo"}}, "test meshnet"),
+        ({"scope": "Namespace", "test": {"model": "demo", "namespace": "far"}}, "which this operator does not serve"),
+    ],
+    ids=["cluster", "namespace", "no-definition", "no-roles", "test", "test-elsewhere"],
+)
+def test_case_66_the_notes_say_whom_the_operator_serves_and_what_is_missing(
+    plane: Any, values: Object, words: str
+) -> None:
+    arguments = ("install", RELEASE, str(CHART), "--namespace=notes", "--dry-run=server", "--hide-secret", *INSTALL)
+    done = helm(*arguments, *stated(values), kubeconfig=plane.kubeconfig)
+    assert done.returncode == 0, done.stderr
+    notes = done.stdout.partition("NOTES:")[2]
+    assert words in notes
+    assert "kubectl --namespace notes wait --for=condition=Ready mm/demo" in notes
 
 
 async def test_the_account_may_not_look_into_other_namespaces_when_the_scope_is_one(

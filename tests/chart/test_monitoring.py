@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 from chart.made import CHART
 from cluster import access
+from cluster.binaries import ensure
 from meshnet_chart import find, render
 from prometheus_client import CollectorRegistry
 
@@ -89,6 +91,19 @@ def test_a_query_asks_for_a_metric_that_is_exposed(query: str) -> None:
     names = set(NAME.findall(query))
     assert names
     assert names <= EXPOSED.keys()
+
+
+def test_prometheus_own_parser_takes_each_query() -> None:
+    asked = [query for query in ASKED.values() if not query.startswith("label_values(")]
+    asked += [rule["expr"] for rule in of_a_model()]
+    done = subprocess.run([str(ensure("promql"))], input="\n".join(asked), capture_output=True, text=True)
+    assert done.returncode == 0
+    assert done.stdout == ""
+
+
+def test_the_parser_refuses_what_is_none() -> None:
+    done = subprocess.run([str(ensure("promql"))], input="sum(rate(up[5m])", capture_output=True, text=True)
+    assert "unclosed left parenthesis" in done.stdout
 
 
 @pytest.mark.parametrize("query", ASKED.values(), ids=ASKED)
