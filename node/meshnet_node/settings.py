@@ -63,7 +63,9 @@ class ShardSettings(NodeSettings):
     chunk: int = Field(default=128, ge=1, description="positions of a prompt computed between two decode batches")
     lease_seconds: float = Field(default=15, gt=0)
     drain_seconds: float = Field(default=30, ge=0)
-    determinism: Literal["fast"] = "fast"
+    determinism: Literal["fast", "strict"] = Field(
+        default="fast", description="strict: the same tokens in any dtype, company and loss, at a price in speed"
+    )
     allow_cast: bool = Field(default=False, description="work with shards of another dtype: refused so far")
     cache_dir: Path = Field(default=Path("~/.cache/meshnet"), description="converted GGUF files")
 

@@ -26,6 +26,7 @@ from meshnet_node.head.leaving import leave
 from meshnet_node.head.path import Stage
 from meshnet_node.head.pulse import Pulse
 from meshnet_node.head.recovery import Rebuild, Recovery, Repath
+from meshnet_node.head.shapes import Shapes
 from meshnet_node.head.tokenlog import TokenLog
 from meshnet_node.wire.frames import Open, RowResult, Score
 
@@ -37,9 +38,16 @@ class MeshGeneration:
     """Implements backend.Generation. Made by mesh.Mesh.start, which opens the hops before anyone iterates."""
 
     def __init__(
-        self, request: GenerationRequest, context: MeshContext, *, stateless: bool, adoption: Adoption | None = None
+        self,
+        request: GenerationRequest,
+        context: MeshContext,
+        *,
+        stateless: bool,
+        strict: bool = False,
+        adoption: Adoption | None = None,
     ) -> None:
         self.adoption = adoption
+        self.shapes = Shapes(len(request.prompt), context.settings.chunk) if strict else None
         self.request = request
         self.context = context
         self.stateless = stateless
@@ -248,6 +256,8 @@ class MeshGeneration:
             await Pulse.wait(beat)
         if self.stateless:
             return available
+        if self.shapes is not None:
+            return min(available, self.shapes.end(hop.filled))
         replaying = hop.filled < hop.reached and available >= hop.reached
         return min(available, hop.filled + chunk * (REPLAY_CHUNKS if replaying else 1))
 

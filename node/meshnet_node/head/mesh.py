@@ -25,6 +25,7 @@ from meshnet_node.head.routes import Intake
 from meshnet_node.head.source import open_source
 from meshnet_node.head.telemetry import MeshTelemetry
 from meshnet_node.settings import HeadSettings
+from meshnet_node.wire.frames import Info
 from meshnet_node.wire.handshake import TokenFile
 
 WATCH_SECONDS = 0.5
@@ -78,9 +79,10 @@ class Mesh:
                 code="context_length_exceeded",
             )
         stateless = self._stateless()
-        reuse = not (stateless or request.prompt_scores)
+        strict = any(info.strict for info in self._infos())
+        reuse = not (stateless or strict or request.prompt_scores)
         adoption = self.context.conversations.take(request.key, request.prompt) if reuse else None
-        generation = MeshGeneration(request, self.context, stateless=stateless, adoption=adoption)
+        generation = MeshGeneration(request, self.context, stateless=stateless, strict=strict, adoption=adoption)
         try:
             await self._admission.admit(generation)
             self.context.running.add(generation)
@@ -147,8 +149,10 @@ class Mesh:
         self._dns.close()
 
     def _stateless(self) -> bool:
-        infos = [endpoint.link.info for endpoint in self.context.endpoints.all.values() if endpoint.link is not None]
-        return self.context.settings.stateless or any(not info.stateful for info in infos)
+        return self.context.settings.stateless or any(not info.stateful for info in self._infos())
+
+    def _infos(self) -> list[Info]:
+        return [endpoint.link.info for endpoint in self.context.endpoints.all.values() if endpoint.link is not None]
 
     async def _watch(self) -> None:
         """Give up rows that a silent or hung shard has kept for longer than their generation may be held."""

@@ -157,6 +157,8 @@ class Recovery:
         if hop.resume_at is not None:
             limits.append(hop.resume_at)
         hop.filled = min(limits)
+        if generation.shapes is not None:
+            hop.filled = generation.shapes.begin(hop.filled)
         if hop.stage.start_layer:
             generation.logs[hop.stage.start_layer].consumed_to(hop.filled)
         kind = "moved" if moved else "replay" if hop.filled == 0 else "resume"

@@ -29,11 +29,11 @@ def model_hash(files: ModelFiles, cache_dir: Path) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
 
 
-def fingerprint(model: str, dtype: str, schema: Sequence[TensorSpec]) -> str:
+def fingerprint(model: str, dtype: str, schema: Sequence[TensorSpec], pins: Sequence[str] = ()) -> str:
     """16 hex digits over model hash, dtype, boundary schema and wire version: between layouts of one fingerprint a
-    generation may move. Never the cut or the image."""
+    generation may move. Never the cut or the image. pins: what else has to be equal (strict determinism)."""
     shapes = [f"{spec.name} {spec.dtype} {spec.shape}" for spec in schema]
-    return hashlib.sha256("\n".join([model, dtype, str(WIRE_VERSION), *shapes]).encode()).hexdigest()[:16]
+    return hashlib.sha256("\n".join([model, dtype, str(WIRE_VERSION), *shapes, *pins]).encode()).hexdigest()[:16]
 
 
 def _digest(file: Path, known: Path) -> str:

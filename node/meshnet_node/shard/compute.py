@@ -54,8 +54,13 @@ class Output:
     broken: bool = False
 
 
-def compute(runner: RangeRunner, jobs: Sequence[Job], start_layer: int) -> list[Output]:
-    """Run a decode batch (all of one position) or one job of any length. Raises whatever the model raises."""
+def compute(runner: RangeRunner, jobs: Sequence[Job], start_layer: int, strict: bool = False) -> list[Output]:
+    """Run a decode batch (all of one position) or one job of any length. Raises whatever the model raises.
+
+    strict: row by row, so that the shapes that a row is computed in never depend on its company.
+    """
+    if strict and len(jobs) > 1:
+        return [output for job in jobs for output in compute(runner, [job], start_layer)]
     with torch.inference_mode():
         works = [
             Work(job.state, job.past_len, job.tokens, _tensor(job.hidden, len(job.tokens), runner), job.want)

@@ -56,6 +56,7 @@ class Engine:
         meters: Meters,
         clock: Callable[[], float],
         chunk: int,
+        strict: bool = False,
     ) -> None:
         self.store = store
         self.steps = 0
@@ -64,6 +65,7 @@ class Engine:
         self._meters = meters
         self._clock = clock
         self._chunk = chunk
+        self._strict = strict
         self._queue = RowQueue(self._facts)
         self._pace = Pace()
         self.desk = Desk(store, self._queue, self._answer)
@@ -186,7 +188,7 @@ class Engine:
         loop = asyncio.get_running_loop()
         try:
             outputs = await loop.run_in_executor(
-                self._pool, compute, self._runner, [job for _, job in group], start_layer
+                self._pool, compute, self._runner, [job for _, job in group], start_layer, self._strict
             )
         except Exception as error:  # the model's boundary: see the module's docstring
             self._fail(group, error)

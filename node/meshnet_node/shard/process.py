@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import Literal
 
 import torch
@@ -171,12 +172,13 @@ class Shard:
 
     def _describe(self, runner: RangeRunner, identity: str, budget: int, seconds: float) -> Info:
         settings = self.settings
+        strict = settings.determinism == "strict"
         return Info(
             instance=self.instance,
             pod_uid=self.pod_uid,
             model=settings.model,
             model_hash=identity,
-            fingerprint=fingerprint(identity, runner.dtype, runner.schema),
+            fingerprint=fingerprint(identity, runner.dtype, runner.schema, self._pins(runner) if strict else ()),
             start_layer=runner.start_layer,
             end_layer=runner.end_layer,
             num_layers=runner.num_layers,
@@ -195,7 +197,20 @@ class Shard:
             device=str(runner.device),
             threads=settings.threads or torch.get_num_threads(),
             load_seconds=round(seconds, 3),
+            strict=strict,
         )
+
+    def _pins(self, runner: RangeRunner) -> list[str]:
+        """What decides on the last bits of a sum, beside the weights: kernels are chosen by these."""
+        kind = runner.device.type
+        name = torch.cuda.get_device_name(runner.device) if kind == "cuda" else torch.backends.cpu.get_cpu_capability()
+        return [
+            f"torch {torch.__version__}",
+            f"transformers {version('transformers')}",
+            f"{kind} {name}",
+            f"threads {torch.get_num_threads()}",
+            f"chunk {self.settings.chunk}",
+        ]
 
     def _assemble(self, runner: RangeRunner, info: Info) -> Loaded:
         settings = self.settings
@@ -203,7 +218,7 @@ class Shard:
         store: Store[SessionState] = Store(
             runner, limits, self._clock, lambda reason: self.meters.ended.labels(reason).inc()
         )
-        engine = Engine(runner, store, self._pool, self.meters, self._clock, settings.chunk)
+        engine = Engine(runner, store, self._pool, self.meters, self._clock, settings.chunk, info.strict)
         engine.desk.draining = self._draining
         self._spawn(engine.run())
         self._spawn(engine.sweep())

@@ -138,7 +138,8 @@ class Proof(_Frame, tag="proof"):
 class Info(msgspec.Struct, omit_defaults=True):
     """What a shard is: the body of GET /v1/info, and of `welcome`.
 
-    schema: tensors that a later hop takes in and an earlier one puts out, shapes with -1 for the positions.
+    schema: tensors that a later hop takes in and an earlier one puts out, shapes with -1 for the positions. strict:
+    each row is computed alone, and whoever replays has to use the shapes of the first time.
     """
 
     instance: str
@@ -164,6 +165,7 @@ class Info(msgspec.Struct, omit_defaults=True):
     device: str
     threads: int
     load_seconds: float
+    strict: bool = False
     wire: int = WIRE_VERSION
     sampler: str = SAMPLER_VERSION
     loading: bool = False
