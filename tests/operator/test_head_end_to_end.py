@@ -9,20 +9,28 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import os
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 from meshnet_shard_server import ShardServer
-from meshnet_testing_models import greedy, prompt, uncut, write_model
+from meshnet_testing_models import greedy, prompt, uncut
+from meshnet_tiny import write_tiny
 from prometheus_client import CollectorRegistry
+from tokenizers import Tokenizer
 
 from meshnet_node.head.backend import GenerationRequest
 from meshnet_node.head.mesh import Mesh
 from meshnet_node.head.pulse import Pulse
 from meshnet_node.local.files import write_whole
+from meshnet_node.local.mesh import free_port
 from meshnet_node.settings import HeadSettings, ShardSettings
+from meshnet_node.text.detokenizer import Detokenizer
 from meshnet_node.wire.frames import Sampling
 from meshnet_operator import kinds, names
 from meshnet_operator.errors import ClusterError
@@ -56,7 +64,7 @@ class Kubelet:
     def __init__(self, space: Any, model: Path, folder: Path) -> None:
         self.space = space
         self.running: dict[str, ShardServer] = {}
-        self._model = model
+        self.model = model
         self._folder = folder
         self._seen: set[str] = set()
 
@@ -89,7 +97,7 @@ class Kubelet:
         if pod["metadata"]["labels"][names.ROLE] == "shard":
             await self.space.nodes.ready(pod, False)
             address = (await self.space.get(kinds.POD, pod["metadata"]["name"]))["status"]["podIP"]
-            here = {"model": str(self._model), "pod_uid": uid, "device": "cpu", "threads": 1, "dtype": "float32"}
+            here = {"model": str(self.model), "pod_uid": uid, "device": "cpu", "threads": 1, "dtype": "float32"}
             files = {"token_file": await self.secret(), "cache_dir": self._folder / "cache"}
             settings = ShardSettings(**{**environment(pod), **here, **files})
             server = ShardServer(settings, port=names.SHARD_PORT, host=address)
@@ -142,7 +150,7 @@ class HeadPod:
 
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("llama"), "llama")
+    return write_tiny(tmp_path_factory.mktemp("llama"))
 
 
 @pytest.fixture(scope="module")
@@ -162,9 +170,17 @@ async def kubelet(space: Any, llama: Path, tmp_path: Path) -> AsyncIterator[Kube
     await made.stop()
 
 
+@dataclass
+class HeadSetting:
+    """What the head's pod has around it: the operator that made it, its variables, its account, its shard token."""
+
+    operator: Any
+    settings: dict[str, Any]
+
+
 @pytest.fixture
-async def head(space: Any, start: Any, kubelet: Kubelet, meshmodel: Any, tmp_path: Path) -> AsyncIterator[HeadPod]:
-    """A MeshModel of two shards is ready; the head runs by its pod's variables and ServiceAccount."""
+async def setting(space: Any, start: Any, kubelet: Kubelet, meshmodel: Any, tmp_path: Path) -> HeadSetting:
+    """A MeshModel of two shards, and its head's pod as far as the operator says."""
     operator = await start(**QUICK)
     await space.create(meshmodel(shards=shards(TWO)))
     pod = (await space.until(lambda: space.pods("head"), 30.0))[0]
@@ -176,9 +192,14 @@ async def head(space: Any, start: Any, kubelet: Kubelet, meshmodel: Any, tmp_pat
     (folder / "token").write_text(answer["status"]["token"])
     (folder / "ca.crt").write_bytes(space.plane.authority.read_bytes())
     host, port = space.plane.server.removeprefix("https://").split(":")
-    here = {"model": "m", "account_folder": folder, "kubernetes_service_host": host, "kubernetes_service_port": port}
-    files = {"token_file": await kubelet.secret(), "lookup_seconds": 0.5, "chunk": 16}
-    settings = HeadSettings(**{**environment(pod), **here, **files})
+    here = {"model": str(kubelet.model), "account_folder": folder, "token_file": await kubelet.secret()}
+    api = {"kubernetes_service_host": host, "kubernetes_service_port": port}
+    return HeadSetting(operator, {**environment(pod), **here, **api, "lookup_seconds": 0.5, "chunk": 16})
+
+
+@pytest.fixture
+async def head(space: Any, setting: HeadSetting) -> AsyncIterator[HeadPod]:
+    """The head side in this loop, ready."""
 
     async def resolve(service: str) -> list[str]:
         """As the cluster's DNS answers for a headless Service: addresses of all pods that it selects."""
@@ -189,8 +210,8 @@ async def head(space: Any, start: Any, kubelet: Kubelet, meshmodel: Any, tmp_pat
         pods = await space.list(kinds.POD, ",".join(f"{key}={value}" for key, value in body["selector"].items()))
         return [f"{pod['status']['podIP']}:{port}" for pod in pods if pod.get("status", {}).get("podIP")]
 
-    mesh = Mesh(settings, 512, CollectorRegistry(), resolve)
-    made = HeadPod(mesh, space, operator)
+    mesh = Mesh(HeadSettings(**setting.settings), 512, CollectorRegistry(), resolve)
+    made = HeadPod(mesh, space, setting.operator)
     await made.until(mesh.ready)
     yield made
     await mesh.aclose()
@@ -266,3 +287,48 @@ async def test_a_stream_goes_over_to_another_cut(head: HeadPod, judge: Any) -> N
     assert await head.generate(ids, lambda seen: recut() if seen == 7 else None) == judge(ids)
     assert any(entry["kind"] == "repath" for entry in head.mesh.context.telemetry.recent)
     assert not head.found
+
+
+async def test_a_heads_process_serves_by_the_operators_table(
+    space: Any, setting: HeadSetting, judge: Any, llama: Path, tmp_path: Path
+) -> None:
+    ids = prompt(30, 4)
+    port = free_port()
+    variables = {
+        name.upper() if name.startswith("kubernetes") else f"MESHNET_{name.upper()}": str(value)
+        for name, value in {**setting.settings, "port": port, "host": "127.0.0.1"}.items()
+    }
+    log = (tmp_path / "head.log").open("wb")
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "meshnet_node", "head", env={**os.environ, **variables}, stderr=log
+    )
+    try:
+        async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
+
+            async def answers(path: str) -> bool:
+                with contextlib.suppress(httpx2.TransportError):
+                    return (await client.get(path)).status_code == 200
+                return False
+
+            await space.until(lambda: answers("/readyz"), 60, "the head's pod to be ready")
+            await space.until(lambda: answers("/ready"), 60, "a path")
+            body = {"model": "demo", "prompt": ids, "max_tokens": NEW, "temperature": 0, "ignore_eos": True}
+            answer = (await client.post("/v1/completions", json=body)).json()
+            told = (await client.get("/mesh")).json()
+            metrics = (await client.get("/metrics")).text
+    finally:
+        process.terminate()
+        code = await process.wait()
+        log.close()
+    detokenizer = Detokenizer(Tokenizer.from_file(str(llama / "tokenizer.json")), ids)
+    expected = "".join(detokenizer.decode(token) for token in judge(ids)) + detokenizer.flush()
+    assert (answer["choices"][0]["text"], answer["usage"]["completion_tokens"]) == (expected, NEW)
+    assert told["table"]["uid"] == (await space.get(kinds.MESHMODEL, "demo"))["metadata"]["uid"]
+    assert told["table"]["age_seconds"] > 0
+    assert told["routes"]["from"] == f"configmap://{space.name}/demo-routes"
+    assert (told["routes"]["state"], told["routes"]["fault"], told["lookups"]) == ("connected", "", {})
+    assert [shard["from"] for shard in told["shards"]] == ["table", "table"]
+    assert f"meshnet_routes_epoch {told['table']['epoch']}.0" in metrics
+    assert "meshnet_routes_followed 1.0" in metrics
+    assert "meshnet_endpoints_found 0.0" in metrics
+    assert code == 0, (tmp_path / "head.log").read_text()[-2000:]
