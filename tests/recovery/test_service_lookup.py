@@ -200,6 +200,30 @@ async def test_a_link_that_the_newer_tables_fingerprint_excludes_opens_no_sessio
         await small.until(small.mesh.ready, "the links")
 
 
+async def test_a_new_instance_of_the_same_pod_is_the_same_endpoint_without_its_sessions(
+    llama: Path, judge: Judge, tmp_path: Path
+) -> None:
+    """A container starts again in its pod: uid, address and table stay as they are."""
+    ids_ = prompt(30, 6)
+    async with mesh_of_two(llama, tmp_path) as small:
+        shard = small.layouts["a"][1]
+        (listed,) = back(small)
+        assert listed.link is not None
+        before = listed.link.info.instance
+
+        async def restart() -> None:
+            shard.crash()
+            await asyncio.to_thread(shard.start, shard.uid)
+
+        got = await small.generate(ids_, NEW, lambda seen: restart() if seen == 7 else None)
+        assert ids(got) == judge(ids_, NEW)
+        assert back(small) == [listed]
+        assert listed.link.info.instance != before
+        (recovery,) = small.mesh.context.telemetry.recent
+        assert recovery["replayed"] in (36, 37)
+        await small.idle()
+
+
 async def test_no_path_goes_through_two_models_that_the_table_does_not_tell_apart(
     llama: Path, judge: Judge, tmp_path: Path
 ) -> None:

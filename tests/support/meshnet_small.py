@@ -60,8 +60,9 @@ class SmallShard:
     def up(self) -> bool:
         return self.server is not None
 
-    def start(self) -> None:
-        self.uid = f"uid-{random.getrandbits(48):x}"
+    def start(self, uid: str = "") -> None:
+        """uid: of a pod whose container starts again; a new pod else."""
+        self.uid = uid or f"uid-{random.getrandbits(48):x}"
         server = ShardServer(ShardSettings(**self._options, pod_uid=self.uid), port=self.port)
         server.start()
         server.wait_ready()

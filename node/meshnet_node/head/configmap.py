@@ -115,7 +115,8 @@ class ConfigMapRoutes:
                 "watch": "true",
                 "fieldSelector": f"metadata.name={self._name}",
                 "allowWatchBookmarks": "true",
-                "timeoutSeconds": str(self._timing.watch),
+                # Heads that started together do not come back together for ever.
+                "timeoutSeconds": str(round(self._timing.watch * self._jitter(0.75, 1.0))),
             }
             # Without a version the server first tells what is there: right for an object that may come any moment.
             if version := await self._get(connection):
