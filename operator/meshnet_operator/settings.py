@@ -43,10 +43,10 @@ class OperatorSettings(BaseSettings):
     namespace: str = Field(default="", description="watch this namespace only; empty: the whole cluster")
     kubeconfig: Path | None = Field(default=None, description="file to use instead of the pod's service account")
     lease_namespace: str = Field(default="default", description="where the Lease of the leader lies")
-    lease_name: str = "meshnet-operator"
+    lease_name: str = Field(default="meshnet-operator", description="name of that Lease")
     lease_seconds: float = Field(default=15, gt=0, description="a lease that is older may be taken")
     lease_renew_deadline: float = Field(default=10, gt=0, description="not renewed for so long: this process ends")
-    lease_retry_seconds: float = Field(default=2, gt=0)
+    lease_retry_seconds: float = Field(default=2, gt=0, description="time between two tries")
     identity: str = Field(default_factory=socket.gethostname, min_length=1, description="holder's name in the Lease")
     resync_seconds: float = Field(default=60, gt=0, description="time between two full comparisons with the cluster")
     stall_seconds: float = Field(default=60, gt=0, description="watch behind the lists for so long: the process ends")
@@ -63,17 +63,21 @@ class OperatorSettings(BaseSettings):
     hub_endpoint: str = Field(
         default="", description="hub that resolves tags to commits, and that pods load from; empty: not resolved"
     )
-    pod_http_proxy: str = Field(default="", description="pods load from the hub through it; so with the next two")
-    pod_https_proxy: str = ""
-    pod_no_proxy: str = ""
-    pod_ca_configmap: str = Field(default="", description="in each MeshModel's namespace: authorities of the hub")
+    pod_http_proxy: str = Field(default="", description="proxy between pods and the hub")
+    pod_https_proxy: str = Field(default="", description="the same for https")
+    pod_no_proxy: str = Field(default="", description="what pods ask without it")
+    pod_ca_configmap: str = Field(
+        default="", description="ConfigMap in each MeshModel's namespace: authorities of the hub"
+    )
     pod_ca_key: str = Field(default="ca.crt", min_length=1, description="key of that ConfigMap")
-    pod_pull_secrets: tuple[str, ...] = Field(default=(), description="where a MeshModel names none; a JSON list")
+    pod_pull_secrets: tuple[str, ...] = Field(
+        default=(), description="pull secrets where a MeshModel names none; a JSON list"
+    )
     exit_seconds: float = Field(default=10, ge=0, description="hanging so long at its end, it is killed; 0: never")
-    cluster_domain: str = "cluster.local"
-    host: str = "0.0.0.0"
+    cluster_domain: str = Field(default="cluster.local", description="DNS domain of the cluster")
+    host: str = Field(default="0.0.0.0", description="address to listen on")
     port: int = Field(default=8081, ge=0, le=65535, description="/healthz, /readyz and /metrics")
-    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(default="INFO", description="of the JSON log lines")
 
     @field_validator("hub_endpoint", "pod_http_proxy", "pod_https_proxy")
     @classmethod

@@ -20,7 +20,10 @@ from cluster.plane import Plane
 from meshnet_chart import environment, find, helm, pod_of, render, stated
 from meshnet_values import SETS
 
+from meshnet_operator import names
+from meshnet_operator.children import network
 from meshnet_operator.children.network import OPERATOR, PROMETHEUS
+from meshnet_operator.resource import parse
 from meshnet_operator.settings import OperatorSettings
 
 Object = dict[str, Any]
@@ -183,6 +186,26 @@ def test_the_labels_are_those_that_network_policies_of_models_let_in() -> None:
     assert rule["from"] == PROMETHEUS
 
 
+def test_the_policies_of_both_sides_let_the_operator_ask_heads_and_shards() -> None:
+    """Also where clients are narrowed: without an answer of a head a MeshModel would never be Ready."""
+    spec = {
+        "model": {"source": "file:///m"},
+        "shards": [{"name": "all", "startLayer": 0, "endLayer": 1}],
+        "networkPolicy": {"clientsFrom": [{"podSelector": {"matchLabels": {"app": "web"}}}]},
+    }
+    model = parse({"metadata": {"name": "demo", "namespace": "here", "uid": "u"}, "spec": spec})
+    asked = set()
+    for policy in network.policies(model):
+        for rule in policy["spec"]["ingress"]:
+            if OPERATOR in rule["from"]:
+                asked |= {port["port"] for port in rule["ports"]}
+    assert asked == {names.HEAD_PORT, names.SHARD_PORT}
+    out = find(render(), "NetworkPolicy")["spec"]["egress"]
+    (rule,) = [rule for rule in out if "to" in rule]
+    assert {port["port"] for port in rule["ports"]} == asked
+    assert rule["to"][0]["podSelector"]["matchLabels"].items() <= names.labels(model, "head").items()
+
+
 def test_a_label_of_a_user_cannot_take_the_place_of_the_selector() -> None:
     taken = {"app.kubernetes.io/name": "mine"}
     body = find(render({"podLabels": taken, "labels": taken}), "Deployment")
@@ -278,4 +301,4 @@ def test_a_proxy_is_never_between_the_operator_and_the_api_server() -> None:
 def test_the_way_to_the_hub_is_open_and_no_other(values: Object, ports: list[int] | None) -> None:
     rules = find(render(values), "NetworkPolicy")["spec"]["egress"]
     found = [[port["port"] for port in rule["ports"]] for rule in rules]
-    assert found == [[53, 53, 5353, 5353], [443, 6443], [8100], *([ports] if ports else [])]
+    assert found == [[53, 53, 5353, 5353], [443, 6443], [8000, 8100], *([ports] if ports else [])]

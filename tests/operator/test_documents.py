@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import yaml
 from cluster.access import ROOT
 from crd import reference
 from prometheus_client import CollectorRegistry
+from pydantic_core import PydanticUndefined
 
 from meshnet_operator import reasons
 from meshnet_operator.metrics import Metrics
+from meshnet_operator.settings import OperatorSettings
 
 OPERATIONS = ROOT / "docs" / "operations-operator.md"
 
@@ -28,7 +31,7 @@ def test_every_field_belongs_to_a_class() -> None:
 
 
 def test_every_reason_has_its_line_in_operations_and_no_other_has() -> None:
-    parts = re.split(r"^### ", OPERATIONS.read_text(), flags=re.MULTILINE)
+    parts = re.split(r"^##+ ", OPERATIONS.read_text(), flags=re.MULTILINE)
     for condition, closed in reasons.ALL.items():
         (part,) = [one for one in parts if one.startswith(f"{condition}:")]
         rows = re.findall(r"^\| ([A-Z]\w+) \|", part, flags=re.MULTILINE)
@@ -41,6 +44,23 @@ def test_every_metric_is_listed() -> None:
     names = {metric.name + ("_total" if metric.type == "counter" else "") for metric in registry.collect()}
     listed = set(re.findall(r"^\| (meshnet_\w+) \|", OPERATIONS.read_text(), flags=re.MULTILINE))
     assert names == listed
+
+
+def test_every_setting_is_listed_with_its_default() -> None:
+    rows = re.findall(r"^\| (MESHNET_OPERATOR_\w+) \| (.*) \| (.+) \|$", OPERATIONS.read_text(), flags=re.MULTILINE)
+    listed = {name: (default, text) for name, default, text in rows}
+
+    def told(field: Any) -> str:
+        if field.is_required():
+            return "required"
+        if field.default is PydanticUndefined:
+            return "the host's name"
+        if isinstance(field.default, bool):
+            return str(field.default).lower()
+        return "" if field.default in ("", None, ()) else str(field.default)
+
+    fields = OperatorSettings.model_fields
+    assert listed == {f"MESHNET_OPERATOR_{name.upper()}": (told(one), one.description) for name, one in fields.items()}
 
 
 def test_the_operators_folder_is_no_package() -> None:

@@ -1,8 +1,7 @@
 """NetworkPolicies: nothing in or out of the pods but what the mesh needs.
 
-clients -> head 8000     head -> shards 8100, API server 443 and 6443     operator -> shards 8100 (/v1/info)
-Prometheus -> 8000, 8100     both -> DNS; both -> hub where the model comes from one: 443, 80, and the ports of the
-operator's hub mirror and proxies
+clients -> head 8000     head -> shards 8100, API server 443 and 6443     operator, Prometheus -> head 8000, shards 8100
+both -> DNS; both -> hub where the model comes from one: 443, 80, and the ports of the operator's hub mirror and proxies
 """
 
 from __future__ import annotations
@@ -57,8 +56,9 @@ def _metrics(model: MeshModel) -> Any:
 def _head_in(model: MeshModel) -> list[Object]:
     outside = model.service["type"] != "ClusterIP"
     clients = model.section("networkPolicy").get("clientsFrom") or ([] if outside else EVERYWHERE)
-    rule: Object = {"ports": _ports(names.HEAD_PORT)}
-    return [rule | ({"from": clients} if clients else {}), {"ports": _ports(names.HEAD_PORT), "from": _metrics(model)}]
+    ports = _ports(names.HEAD_PORT)
+    asked = {"ports": ports} | ({"from": clients} if clients else {})
+    return [asked, {"ports": ports, "from": [*_metrics(model), OPERATOR]}]
 
 
 def _head_out(model: MeshModel, defaults: PodDefaults) -> list[Object]:
