@@ -230,10 +230,13 @@ def test_a_package_of_the_chart_renders_the_same(tmp_path: Path) -> None:
     assert packed.stdout == helm("template", "meshnet", str(CHART), *arguments).stdout
 
 
-def test_the_chart_names_the_operators_version() -> None:
+def test_the_chart_starts_the_operator_of_its_version() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     project = tomllib.loads((access.ROOT / "operator" / "pyproject.toml").read_text())["project"]
     assert chart["appVersion"] == project["version"]
+    (box,) = pod_of(render())["containers"]
+    assert box["command"] == list(project["scripts"])
+    assert box["ports"][0]["containerPort"] == OperatorSettings.model_fields["port"].default
 
 
 def test_case_63_nothing_is_rendered_that_an_api_server_would_drop() -> None:
