@@ -184,6 +184,15 @@ async def test_what_would_change_the_answer_is_refused_by_name(heads: Heads, nam
     assert name in error["message"]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_case_43_a_json_schema_is_refused_before_the_first_token(heads: Heads, stream: bool) -> None:
+    """A recovery would go on in the middle of the JSON. Until a grammar comes back too, nothing is promised."""
+    schema = {"type": "json_schema", "json_schema": {"name": "s", "schema": {"type": "object"}, "strict": True}}
+    reply = await (await heads.start()).chat(response_format=schema, stream=stream)
+    error = reply.json()["error"]
+    assert (reply.status, error["param"]) == (400, "response_format")
+
+
 IGNORED: dict[str, Any] = {
     "nulls": dict.fromkeys(
         [

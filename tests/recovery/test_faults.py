@@ -297,7 +297,7 @@ def test_a_seeded_sample_is_the_same_with_and_without_a_loss(fleet: Fleet, prose
     assert len(set(quiet.ids)) > 10, "too few distinct tokens to tell anything"
 
 
-def test_a_client_that_leaves_frees_every_shard(fleet: Fleet, prose: Prose) -> None:
+def test_case_42_a_client_that_leaves_frees_every_shard(fleet: Fleet, prose: Prose) -> None:
     body = {
         "model": model_name(head_url(fleet)),
         "prompt": prose(30),

@@ -24,10 +24,11 @@ from meshnet_node.local.mesh import LocalMesh
 
 @dataclass(frozen=True)
 class Sizes:
-    """The fault comes when the client has seen `at` of `tokens`."""
+    """The fault comes when the client has seen `at` of `tokens`: enough are left on a quick machine for the two seconds
+    within which a draining shard is left."""
 
     prompt: int = 200
-    tokens: int = 80
+    tokens: int = 160
     at: int = 30
     faults: Sequence[Fault] = FAULTS
 
