@@ -1,6 +1,6 @@
 """Asks ready pods about themselves; what they say is kept in the store.
 
-A shard says who it is (GET /v1/info): its fingerprint, once for each pod. A head says whether a token has come through
+A shard says who it is (GET /readyz): its fingerprint, once for each pod. A head says whether a token has come through
 the whole path yet (GET /ready), and is asked each second until it has: pods that are ready one by one are no path.
 
 A pod that can't be asked (a network policy, an old image) stays unknown and counts all the same: a head checks the
@@ -71,7 +71,7 @@ class Prober:
                 await self._shard(session, pod)
 
     async def _shard(self, session: aiohttp.ClientSession, pod: Pod) -> None:
-        status, raw = await self._ask(session, pod, names.SHARD_PORT, "/v1/info")
+        status, raw = await self._ask(session, pod, names.SHARD_PORT, "/readyz")
         fingerprint = _fingerprint(pod, raw) if status == OK else ""
         if fingerprint and self._is_there(pod):
             self._store.reported[pod.uid] = fingerprint

@@ -249,6 +249,17 @@ async def test_a_lost_pods_successor_comes_by_the_table(head: HeadPod, judge: An
     assert head.mesh.context.endpoints.table.epoch > table.epoch  # type: ignore[union-attr]
 
 
+async def test_the_operator_learns_what_shards_serve_without_their_token(head: HeadPod) -> None:
+    (served,) = {link.info.fingerprint for link in head.links.values()}
+
+    async def told() -> bool:
+        pinned = (await head.space.get(kinds.MESHMODEL, "demo"))["status"]["pinned"]
+        layouts = (await head.space.table())["layouts"]
+        return (pinned.get("fingerprint"), [one["fingerprint"] for one in layouts]) == (served, [served])
+
+    await head.space.until(told)
+
+
 async def test_a_stream_outlives_pod_and_operator_by_the_service_and_the_next_operator_takes_over(
     head: HeadPod, judge: Any, start: Any
 ) -> None:

@@ -16,7 +16,7 @@ Make = Callable[..., Any]
 
 @pytest.fixture
 async def shards() -> AsyncIterator[Any]:
-    """Listens on a pod's own loopback address and answers /v1/info as its shard."""
+    """Listens on a pod's own loopback address and answers /readyz as its shard."""
     runners: list[web.AppRunner] = []
 
     async def answer(pod: Any, fingerprint: str) -> None:
@@ -24,7 +24,7 @@ async def shards() -> AsyncIterator[Any]:
             return web.json_response({"fingerprint": fingerprint, "pod_uid": pod["metadata"]["uid"]})
 
         app = web.Application()
-        app.router.add_get("/v1/info", info)
+        app.router.add_get("/readyz", info)
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await runner.setup()
         runners.append(runner)

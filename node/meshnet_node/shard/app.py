@@ -205,10 +205,13 @@ async def _healthz(request: Request) -> Response:
 
 
 async def _readyz(request: Request) -> Response:
-    """200 when the weights are loaded, probed, and new sessions are taken."""
+    """200 when the weights are loaded, probed, and new sessions are taken. Says which model it serves: the operator,
+    which knows no shard token, reads it here."""
     shard = _shard(request)
     done, total = shard.progress
-    body = {"status": shard.phase, "loaded_bytes": done, "total_bytes": total}
+    body: dict[str, object] = {"status": shard.phase, "loaded_bytes": done, "total_bytes": total}
+    if shard.phase == "ready":
+        body |= {"fingerprint": shard.loaded.info.fingerprint, "pod_uid": shard.pod_uid}
     return JSONResponse(body, status_code=200 if shard.phase == "ready" else 503)
 
 
