@@ -28,10 +28,17 @@ async def run(configuration: Configuration, settings: OperatorSettings, deliver:
     stop = threading.Event()
     made = _registry(configuration, settings, _across(asyncio.get_running_loop(), deliver))
     namespaces = [settings.namespace] if settings.namespace else []
+    # Without one kopf asks for the user's name, which a container's user need not have.
+    identity: Any = settings.identity
 
     async def flow() -> None:
         await kopf.operator(
-            registry=made, standalone=True, clusterwide=not namespaces, namespaces=namespaces, stop_flag=stop
+            registry=made,
+            standalone=True,
+            clusterwide=not namespaces,
+            namespaces=namespaces,
+            stop_flag=stop,
+            identity=identity,
         )
         # TLS connections are taken down in the loop's next turns.
         await asyncio.sleep(LAST_TURNS)

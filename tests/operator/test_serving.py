@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import getpass
 from collections.abc import Callable
 from typing import Any
 
@@ -48,6 +49,20 @@ async def test_an_applied_meshmodel_serves(space: Any, start: Any, meshmodel: Ca
         "Progressing": ("False", "Complete"),
         "Degraded": ("False", "AsExpected"),
     }
+
+
+async def test_an_operator_whose_user_has_no_name_serves(
+    space: Any, start: Any, meshmodel: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A container's user is a number that no /etc/passwd knows."""
+
+    def nameless() -> str:
+        raise OSError("No username set in the environment")
+
+    monkeypatch.setattr(getpass, "getuser", nameless)
+    await start()
+    await space.create(meshmodel())
+    await space.until_ready()
 
 
 async def test_the_resource_keeps_no_finalizer_and_no_annotation(
