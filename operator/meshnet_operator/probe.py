@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 SECONDS = 2.0
 HEAD_AGAIN_SECONDS = 1.0
-AT_ONCE = 8
+AT_ONCE = 32
 LIMIT = 64 * 1024
 OK, UNAVAILABLE = 200, 503
 

@@ -77,6 +77,10 @@ def previous(status: Mapping[str, Any]) -> dict[str, Object]:
     return {one["type"]: one for one in status.get("conditions") or []}
 
 
+def _was_ready(model: MeshModel) -> bool:
+    return previous(model.status).get("Ready", {}).get("status") == "True"
+
+
 def _ready(model: MeshModel, seen: Observed, pods: list[Pod], outcome: Outcome) -> Object:
     if model.suspended:
         return _condition("Ready", False, "Suspended", "spec.suspend is true")
@@ -89,7 +93,8 @@ def _ready(model: MeshModel, seen: Observed, pods: list[Pod], outcome: Outcome) 
     heads = [pod for pod in pods if pod.ready and pod.role == "head" and not pod.deleting]
     if not heads:
         return _condition("Ready", False, "HeadNotReady", "no head pod is ready")
-    if all(pod.uid in seen.unproven for pod in heads):
+    # An operator that starts anew asks all heads again: what was Ready stays so meanwhile.
+    if all(pod.uid in seen.unproven for pod in heads) and not _was_ready(model):
         return _condition("Ready", False, "PathNotProven", "no token has come through all shards to a head yet")
     return _condition("Ready", True, "Serving", "every range has a ready pod, and a token came through them to a head")
 
@@ -127,8 +132,7 @@ def _progressing(model: MeshModel, seen: Observed, plan: Plan, outcome: Outcome)
     waiting = [step.workload.name for step in plan.rollout.steps if not step.done]
     if plan.rollout.done or (model.suspended and not plan.rollout.kept) or _settled(model, seen, plan):
         return _condition("Progressing", False, "Complete", "all Deployments are as the spec wants them")
-    serving = any(one["type"] == "Ready" and one["status"] == "True" for one in model.status.get("conditions") or [])
-    reason = "RollingOut" if serving or plan.rollout.kept else "Creating"
+    reason = "RollingOut" if _was_ready(model) or plan.rollout.kept else "Creating"
     kept = f"; kept until then: {', '.join(plan.rollout.kept)}" if plan.rollout.kept else ""
     return _condition("Progressing", True, reason, f"waiting for {', '.join(waiting)}{kept}")
 
