@@ -1,0 +1,3 @@
+module meshnet.dev/hack/pause
+
+go 1.26.0
