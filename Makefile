@@ -29,7 +29,7 @@ run: setup ## serve the demo model from two shards on this machine
 	$(BIN)/meshnet up --shards 2
 
 test: setup control-plane ## the tests: the node's, then the operator's and the chart's against a real API server
-	$(BIN)/python -m pytest -m "not parity" --ignore tests/operator --ignore tests/chart
+	$(BIN)/python -m pytest -m "not parity" --ignore tests/operator --ignore tests/chart --ignore tests/cluster
 	$(BIN)/python -m pytest -m "not parity" tests/operator tests/chart
 
 parity: setup ## all of the equality runs, also the long ones
@@ -49,10 +49,14 @@ bench: setup ## all benches of `meshnet bench`, as text
 	for what in decode concurrency prefill recovery memory; do $(BIN)/meshnet bench $$what || exit 1; done
 
 COMPILE := $(UV) pip compile --quiet --generate-hashes --universal --python-version 3.11 --no-header --no-annotate
+# torch comes with the node image's base or from an index of its own (Dockerfile.node): its wheels here are CUDA's, 4.7 GB.
+CUDA = $(shell grep -oE '^(torch|triton|nvidia-[a-z0-9-]+|cuda-[a-z-]+)=' requirements/dev.lock | sed 's/=//; s/^/--no-emit-package /')
 lock: $(STAMP) ## write the lock files anew from requirements/*.in
 	$(COMPILE) --upgrade requirements/dev.in -o requirements/dev.lock
 	$(COMPILE) --upgrade requirements/bootstrap.in -o requirements/bootstrap.lock
 	$(COMPILE) --upgrade --no-deps requirements/demo.in -o requirements/demo.lock
+	$(COMPILE) operator/pyproject.toml -c requirements/dev.lock -o requirements/operator.lock
+	$(COMPILE) node/pyproject.toml --extra shard -c requirements/dev.lock $(CUDA) -o requirements/node.lock
 
 clean: ## remove environment, demo model and caches of this checkout
 	rm -rf $(VENV) .demo .mypy_cache .ruff_cache .pytest_cache .hypothesis

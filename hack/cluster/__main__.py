@@ -1,4 +1,12 @@
-"""`python -m cluster build|up|down FOLDER`: the control plane from a shell. `up` prints the KUBECONFIG to use."""
+"""The control plane, or a whole cluster with nodes, from a shell.
+
+build                 find or build the binaries of the control plane and of the chart's checks
+up FOLDER             start a control plane without nodes on loopback; prints the KUBECONFIG to use
+down FOLDER           end it
+build-nodes           find or build what the nodes need
+nodes-up              a cluster with nodes, the chart and samples/smollm2.yaml on it; prints how to talk to it
+nodes-down            end it, and say what could not be removed
+"""
 
 from __future__ import annotations
 
@@ -8,37 +16,81 @@ import sys
 import time
 from pathlib import Path
 
-from cluster.binaries import CHART, PLANE, BuildError, ensure
+from images.layout import ImageError
+
+from cluster.binaries import CHART, NODE, PLANE, BuildError, Tool, ensure
+from cluster.containers import ContainerError
+from cluster.network import NetworkError
 from cluster.plane import Plane, PlaneError, stop_folder
+from cluster.real import ClusterError, RealCluster
 
 
-def _build() -> int:
-    for tool in (*PLANE, *CHART):
+def _build(tools: tuple[Tool, ...]) -> int:
+    for tool in tools:
         start = time.monotonic()
-        print(f"{tool.name:26}{ensure(tool.name)}  {time.monotonic() - start:.1f} s")
+        print(f"{tool.name:26}{ensure(tool.name)}  {time.monotonic() - start:.1f} s", flush=True)
     return 0
 
 
+def _up(folder: Path) -> int:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    plane = Plane(folder.resolve(), outlive=True)
+    plane.start()
+    print(f"export KUBECONFIG={plane.kubeconfig}")
+    return 0
+
+
+def _down(folder: Path) -> int:
+    print("ended:", ", ".join(stop_folder(folder)) or "nothing")
+    shutil.rmtree(folder, ignore_errors=True)
+    return 0
+
+
+def _nodes_up(count: int, empty: bool) -> int:
+    began = time.monotonic()
+
+    def say(what: str) -> None:
+        print(f"{time.monotonic() - began:6.1f} s  {what}", flush=True)
+
+    cluster = RealCluster(count=count)
+    cluster.up(say)
+    if not empty:
+        cluster.install(say)
+        print(f"\n{cluster.curl()}\n")
+    print(f"export KUBECONFIG={cluster.kubeconfig}")
+    return 0
+
+
+def _nodes_down() -> int:
+    left = RealCluster().down()
+    print("\n".join(["left behind:", *left]) if left else "nothing left")
+    return 1 if left else 0
+
+
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="cluster", description=__doc__)
-    parser.add_argument("action", choices=("build", "up", "down"))
+    parser = argparse.ArgumentParser(
+        prog="cluster", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("action", choices=("build", "up", "down", "build-nodes", "nodes-up", "nodes-down"))
     parser.add_argument("folder", nargs="?", type=Path, default=Path(".cache/cluster"))
+    parser.add_argument("--nodes", type=int, default=3, choices=range(1, 6), help="how many (default: %(default)s)")
+    parser.add_argument("--empty", action="store_true", help="without the chart and the sample")
     args = parser.parse_args(argv)
+    actions = {
+        "build": lambda: _build((*PLANE, *CHART)),
+        "up": lambda: _up(args.folder),
+        "down": lambda: _down(args.folder),
+        "build-nodes": lambda: _build(NODE),
+        "nodes-up": lambda: _nodes_up(args.nodes, args.empty),
+        "nodes-down": _nodes_down,
+    }
     try:
-        if args.action == "build":
-            return _build()
-        if args.action == "up":
-            shutil.rmtree(args.folder, ignore_errors=True)
-            args.folder.mkdir(parents=True)
-            plane = Plane(args.folder.resolve(), outlive=True)
-            plane.start()
-            print(f"export KUBECONFIG={plane.kubeconfig}")
-            return 0
-        print("ended:", ", ".join(stop_folder(args.folder)) or "nothing")
-        shutil.rmtree(args.folder, ignore_errors=True)
-        return 0
-    except (BuildError, PlaneError) as error:
+        return actions[args.action]()
+    except (BuildError, PlaneError, ImageError, ContainerError, NetworkError, ClusterError) as error:
         print(error, file=sys.stderr)
+        if args.action == "nodes-up":
+            print("`make cluster-down` takes away what is there, logs included", file=sys.stderr)
         return 1
 
 

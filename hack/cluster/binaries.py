@@ -1,4 +1,4 @@
-"""Finds the control plane's binaries, and builds those that are nowhere to be found.
+"""Finds the binaries of control plane and nodes, and builds those that are nowhere to be found.
 
 Order of search: the folder in KUBEBUILDER_ASSETS, the cache folder, then `go build` into the cache folder. Each tool
 that pins other versions of the same libraries has a go.mod of its own beside this package. A build with an empty Go
@@ -33,6 +33,7 @@ class Tool:
     module: str
     package: str
     flags: str = "-s -w"
+    tags: str = ""
 
 
 PLANE = (
@@ -48,7 +49,21 @@ CHART = (
     Tool("kube-score", "kube-score", "github.com/zegl/kube-score/cmd/kube-score"),
     Tool("promql", "promql", "."),
 )
-TOOLS = {tool.name: tool for tool in (*PLANE, *CHART)}
+CONTAINERD = "2.3.7"
+CONTAINERD_FLAGS = f"-s -w -X github.com/containerd/containerd/v2/version.Version={CONTAINERD}"
+# Snapshotters that want headers of C libraries, and that no test uses.
+CONTAINERD_TAGS = "no_btrfs no_devmapper no_zfs"
+NODE = (
+    Tool("kubelet", "control-plane", "k8s.io/kubernetes/cmd/kubelet", STAMP),
+    Tool("kube-proxy", "control-plane", "k8s.io/kubernetes/cmd/kube-proxy", STAMP),
+    *(
+        Tool(name, "containerd", f"github.com/containerd/containerd/v2/cmd/{name}", CONTAINERD_FLAGS, CONTAINERD_TAGS)
+        for name in ("containerd", "containerd-shim-runc-v2", "ctr")
+    ),
+    Tool("coredns", "coredns", "."),
+    Tool("pause", "pause", "."),
+)
+TOOLS = {tool.name: tool for tool in (*PLANE, *CHART, *NODE)}
 
 
 class BuildError(Exception):
@@ -81,7 +96,7 @@ def build(tool: Tool, environ: Mapping[str, str] = os.environ) -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
     # Built under another name: a build that is cut short must not leave a binary that `find` would take.
     part = target.with_name(f"{tool.name}.{os.getpid()}.part")
-    command = ["go", "build", "-o", str(part), "-ldflags", tool.flags, tool.package]
+    command = ["go", "build", "-o", str(part), "-ldflags", tool.flags, "-tags", tool.tags, tool.package]
     done = subprocess.run(
         command, cwd=HACK / tool.module, env={**environ, "CGO_ENABLED": "0"}, capture_output=True, text=True
     )

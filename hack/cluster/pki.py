@@ -7,11 +7,11 @@ library can't sign.
 from __future__ import annotations
 
 import base64
+import ipaddress
 import json
 import subprocess
 from pathlib import Path
 
-SERVICE_IP = "10.0.0.1"
 NAMES = (
     "localhost",
     "kubernetes",
@@ -21,15 +21,22 @@ NAMES = (
 )
 
 
+def service_ip(services: str) -> str:
+    """The address of the Service `kubernetes`: the first of the range."""
+    return str(ipaddress.ip_network(services)[1])
+
+
 def _openssl(*args: str | Path, folder: Path) -> None:
     subprocess.run(["openssl", *map(str, args)], cwd=folder, check=True, capture_output=True)
 
 
 class Authority:
-    """Signs with a key of its own in `folder`. The files are NAME.crt and NAME.key."""
+    """Signs with a key of its own in `folder`: a `new` one or the one that is there. Files are NAME.crt, NAME.key."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, new: bool = True) -> None:
         self.folder = folder
+        if not new:
+            return
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._key("ca")
         usage = ["-addext", "basicConstraints=critical,CA:TRUE", "-addext", "keyUsage=critical,keyCertSign,cRLSign"]

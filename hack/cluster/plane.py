@@ -1,5 +1,7 @@
 """Starts etcd, kube-apiserver, kube-controller-manager and kube-scheduler on loopback, and stops them.
 
+With `kubelets` the API server listens where nodes reach it, and serves them as a real cluster's does.
+
 RBAC is on, Pod Security and quotas are enforced, anonymous requests are refused. Every process belongs to the run's
 folder and ends with `stop`; a run that was killed leaves its pids in the folder, and `stop_folder` ends those.
 """
@@ -16,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cluster.binaries import ensure
-from cluster.pki import NAMES, SERVICE_IP, Authority
+from cluster.pki import NAMES, Authority, service_ip
 
 
 class PlaneError(Exception):
@@ -50,6 +52,9 @@ class Plane:
     controller_qps: int = 200
     outlive: bool = False
     external: Path | None = None
+    kubelets: bool = False
+    address: str = "127.0.0.1"
+    services: str = "10.0.0.0/16"
     server: str = ""
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     ports: dict[str, int] = field(default_factory=dict)
@@ -71,7 +76,10 @@ class Plane:
         """Returns when /readyz is ok and the default namespace has its service account. Raises PlaneError."""
         for name in ("etcd", "peer", "apiserver", "manager", "scheduler"):
             self.ports[name] = free_ports(1)[0]
-        self.server = f"https://127.0.0.1:{self.ports['apiserver']}"
+        if self.kubelets:
+            # NetworkPolicies of the product name this port: it is the one that a Service's 443 usually stands for.
+            self.ports["apiserver"] = 6443
+        self.server = f"https://{self.address}:{self.ports['apiserver']}"
         self._certificates()
         try:
             self._start_etcd()
@@ -84,10 +92,14 @@ class Plane:
 
     def _certificates(self) -> None:
         authority = Authority(self.pki)
-        authority.sign("apiserver", "/CN=kube-apiserver", ("127.0.0.1", SERVICE_IP, *NAMES))
+        places = (*dict.fromkeys(("127.0.0.1", self.address)), service_ip(self.services))
+        authority.sign("apiserver", "/CN=kube-apiserver", (*places, *NAMES))
         authority.sign("admin", "/O=system:masters/CN=admin")
         authority.sign("manager", "/CN=system:kube-controller-manager")
         authority.sign("scheduler", "/CN=system:kube-scheduler")
+        if self.kubelets:
+            # What the API server is to kubelets: logs and exec go this way.
+            authority.sign("kubelets", "/O=system:masters/CN=kube-apiserver-kubelet-client")
         authority.service_account_keys()
         for name in ("admin", "manager", "scheduler"):
             authority.kubeconfig(name, self.server)
@@ -119,14 +131,24 @@ class Plane:
     def start_apiserver(self) -> None:
         pki = self.pki
         self._run(
-            "kube-apiserver", "--bind-address=127.0.0.1", "--advertise-address=127.0.0.1",
+            "kube-apiserver", f"--bind-address={self.address}", f"--advertise-address={self.address}",
             f"--secure-port={self.ports['apiserver']}", f"--etcd-servers=http://127.0.0.1:{self.ports['etcd']}",
             f"--client-ca-file={pki / 'ca.crt'}", f"--tls-cert-file={pki / 'apiserver.crt'}",
-            f"--tls-private-key-file={pki / 'apiserver.key'}", "--authorization-mode=RBAC", "--anonymous-auth=false",
+            f"--tls-private-key-file={pki / 'apiserver.key'}", "--anonymous-auth=false",
             "--service-account-issuer=https://kubernetes.default.svc.cluster.local",
             f"--service-account-key-file={pki / 'sa.pub'}", f"--service-account-signing-key-file={pki / 'sa.key'}",
-            "--service-cluster-ip-range=10.0.0.0/16", "--endpoint-reconciler-type=none", "--profiling=false",
-            "--max-requests-inflight=2000", "--max-mutating-requests-inflight=1000", "--delete-collection-workers=2",
+            f"--service-cluster-ip-range={self.services}", "--profiling=false", "--max-requests-inflight=2000",
+            "--max-mutating-requests-inflight=1000", "--delete-collection-workers=2", *self._apiserver_and_nodes(),
+        )  # fmt: skip
+
+    def _apiserver_and_nodes(self) -> tuple[str, ...]:
+        if not self.kubelets:
+            return "--authorization-mode=RBAC", "--endpoint-reconciler-type=none"
+        pki = self.pki
+        return (
+            "--authorization-mode=Node,RBAC", "--enable-admission-plugins=NodeRestriction",
+            f"--kubelet-certificate-authority={pki / 'ca.crt'}", "--kubelet-preferred-address-types=InternalIP",
+            f"--kubelet-client-certificate={pki / 'kubelets.crt'}", f"--kubelet-client-key={pki / 'kubelets.key'}",
         )  # fmt: skip
 
     def start_controllers(self) -> None:
@@ -138,8 +160,9 @@ class Plane:
             f"--service-account-private-key-file={pki / 'sa.key'}", f"--root-ca-file={pki / 'ca.crt'}",
             "--use-service-account-credentials", "--leader-elect=false", "--profiling=false",
             f"--kube-api-qps={qps}", f"--kube-api-burst={2 * qps}",
-            # No kubelet renews a lease here: a node is lost when a test says so.
-            "--node-monitor-grace-period=2h", "--pvclaimbinder-sync-period=5s",
+            # Without kubelets nobody renews a lease: a node is lost when a test says so.
+            f"--node-monitor-grace-period={'16s' if self.kubelets else '2h'}", "--node-monitor-period=2s",
+            "--pvclaimbinder-sync-period=5s",
         )  # fmt: skip
         self._run(
             "kube-scheduler", "--bind-address=127.0.0.1", f"--secure-port={self.ports['scheduler']}",

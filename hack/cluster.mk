@@ -1,0 +1,26 @@
+# Images, and a cluster with nodes on this machine, included by the Makefile: docs/cluster.md.
+.PHONY: images images-archive sbom audit nodes cluster cluster-down e2e
+
+images: setup ## the images of operator, node and demo model, from Debian packages and wheels
+	$(HACK) -m images build
+
+images-archive: setup ## the same as archives for `docker load`, in dist/
+	$(HACK) -m images export
+
+sbom: setup ## what is in the images, as CycloneDX, in dist/
+	$(HACK) -m images sbom
+
+audit: setup ## ask whether an advisory is known for any package of the images
+	$(HACK) -m images audit
+
+nodes: control-plane ## find or build kubelet, kube-proxy, containerd, CoreDNS (minutes with an empty Go cache)
+	$(HACK) -m cluster build-nodes
+
+cluster: nodes ## Kubernetes with three nodes on this machine, the chart and samples/smollm2.yaml on it
+	$(HACK) -m cluster nodes-up
+
+cluster-down: ## end it; nothing stays
+	$(HACK) -m cluster nodes-down
+
+e2e: nodes ## kill real pods under real streams (a quarter of an hour)
+	MESHNET_E2E=1 $(PY) -m pytest --timeout 600 tests/cluster

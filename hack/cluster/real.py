@@ -1,0 +1,203 @@
+"""A whole Kubernetes on this machine: control plane, nodes, network, DNS; then our chart and a MeshModel on it.
+
+Everything lies in one folder and goes with `down`, which needs nothing but that folder and can be called after any end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from images import recipes
+
+from cluster import containers, network
+from cluster.binaries import HACK, cache_folder, ensure
+from cluster.machines import CGROUPS, Machine, missing_tools, mounts, unmount
+from cluster.pki import Authority
+from cluster.plane import Plane, stop_folder
+
+CHART = HACK.parent / "charts" / "meshnet"
+SAMPLE = HACK.parent / "samples" / "smollm2.yaml"
+NODES = 3
+# Sockets of shims and links to logs are in places that no setting moves.
+SOCKETS = Path("/run/containerd/s")
+LOG_LINKS = Path("/var/log/containers")
+CNI_RESULTS = Path("/var/lib/cni/results")
+NETWORKS = ("10.89.", "10.90.", "10.96.", "blackhole 10.90.", "blackhole 10.96.")
+ASK = (
+    '{{"model": "{model}", "stream": true, "temperature": 0,'
+    ' "messages": [{{"role": "user", "content": "What is the capital of France?"}}]}}'
+)
+
+
+class ClusterError(Exception):
+    """The cluster can't be made or does not get ready; the message says what is missing or holds what was printed."""
+
+
+def default_folder() -> Path:
+    return cache_folder().parent / "cluster"
+
+
+@dataclass
+class RealCluster:
+    """`folder` holds everything of it."""
+
+    folder: Path = field(default_factory=default_folder)
+    count: int = NODES
+    chart: Path = CHART
+
+    @property
+    def machines(self) -> list[Machine]:
+        return [Machine(number, self.folder) for number in range(1, self.count + 1)]
+
+    @property
+    def kubeconfig(self) -> Path:
+        return self.folder / "pki" / "admin.kubeconfig"
+
+    @property
+    def running(self) -> bool:
+        return self.kubeconfig.exists()
+
+    # Commands
+
+    def _run(self, *command: str, stdin: str | None = None, check: bool = True) -> str:
+        environment = {**os.environ, "KUBECONFIG": str(self.kubeconfig), "HELM_CACHE_HOME": str(self.folder / "helm")}
+        done = subprocess.run(command, input=stdin, capture_output=True, text=True, env=environment)
+        if check and done.returncode != 0:
+            raise ClusterError(f"{' '.join(command[1:])}: {(done.stderr or done.stdout).strip()[-3000:]}")
+        return done.stdout
+
+    def kubectl(self, *arguments: str, stdin: str | None = None, check: bool = True) -> str:
+        """Its output. Raises ClusterError unless `check` is off."""
+        return self._run(str(ensure("kubectl")), *arguments, stdin=stdin, check=check)
+
+    def helm(self, *arguments: str, check: bool = True) -> str:
+        return self._run(str(ensure("helm")), *arguments, check=check)
+
+    # Up
+
+    def up(self, say: Callable[[str], None]) -> None:
+        """Nodes ready, DNS applied, all images there. Raises ClusterError or another error, and leaves what there is to
+        look at: `down` takes it away.
+        """
+        self._check()
+        store = recipes.layout()
+        for name in recipes.ALL:
+            recipes.build(store, name)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        network.save_sysctls(self.folder / "sysctls.json")
+        network.make()
+        plane = Plane(self.folder, outlive=True, kubelets=True, address=network.HOST, services=network.SERVICES)
+        with ThreadPoolExecutor(self.count) as pool:
+            images = pool.submit(containers.image_root, store, list(recipes.ALL))
+            plane.start()
+            say("control plane ready")
+            root = images.result()
+            say("images ready")
+            self._start_machines(pool, plane, root)
+        self.kubectl("wait", "--for=condition=Ready", "node", "--all", "--timeout=60s")
+        say(f"{self.count} nodes ready")
+        network.route_services(1)
+        self.kubectl("apply", f"--filename={HACK / 'cluster' / 'coredns.yaml'}")
+
+    def _check(self) -> None:
+        if os.geteuid() != 0:
+            raise ClusterError("network namespaces and containers need root")
+        if missing := missing_tools():
+            raise ClusterError(f"missing on this machine: apt-get install --no-install-recommends {' '.join(missing)}")
+        if self.folder.exists():
+            raise ClusterError(f"{self.folder} is there already: `make cluster-down` first")
+
+    def _start_machines(self, pool: ThreadPoolExecutor, plane: Plane, images: Path) -> None:
+        authority = Authority(plane.pki, new=False)
+        authority.sign("proxy", "/CN=system:kube-proxy")
+        authority.kubeconfig("proxy", plane.server)
+        numbers = [machine.number for machine in self.machines]
+        for machine in self.machines:
+            machine.prepare(authority, plane.server)
+
+        def start(machine: Machine) -> None:
+            containers.clone(images, machine.own / "root")
+            machine.start([number for number in numbers if number != machine.number])
+
+        list(pool.map(start, self.machines))
+        end = time.monotonic() + 30
+        while len(self.kubectl("get", "nodes", "--output=name").split()) < self.count:
+            if time.monotonic() > end:
+                raise ClusterError(f"nodes did not register: see the logs in {self.folder}")
+            time.sleep(0.2)
+
+    # Our product on it
+
+    def install(self, say: Callable[[str], None], *settings: str) -> None:
+        """The chart and, when its operator is ready, the sample; returns when that is Ready."""
+        self.helm("install", "meshnet", str(self.chart), "--namespace=meshnet", "--create-namespace", *settings)
+        self.kubectl("create", "namespace", "models")
+        restricted = [f"pod-security.kubernetes.io/{mode}=restricted" for mode in ("enforce", "warn")]
+        self.kubectl("label", "namespace", "models", *restricted)
+        self.kubectl("apply", "--namespace=models", f"--filename={SAMPLE}")
+        self.kubectl("--namespace=meshnet", "rollout", "status", "deployment/meshnet", "--timeout=120s")
+        say("operator ready")
+        self.kubectl("--namespace=models", "wait", "--for=condition=Ready", "mm/smollm2", "--timeout=300s")
+        say("mm/smollm2 Ready")
+
+    def url(self, service: str = "smollm2", namespace: str = "models") -> str:
+        """The Service's address as this machine reaches it."""
+        body = json.loads(self.kubectl("get", "service", service, f"--namespace={namespace}", "--output=json"))
+        return f"http://{body['spec']['clusterIP']}:{body['spec']['ports'][0]['port']}"
+
+    def curl(self, model: str = "smollm2") -> str:
+        """A line to paste into a shell."""
+        return f"curl -N {self.url(model)}/v1/chat/completions -d '{ASK.format(model=model)}'"
+
+    # Down
+
+    def down(self) -> list[str]:
+        """Takes everything away; returns what could not be."""
+        if self.folder.exists():
+            machines = [machine for machine in self._all_machines() if machine.own.exists()]
+            with ThreadPoolExecutor(max(1, len(machines))) as pool:
+                list(pool.map(Machine.remove, machines))
+            stop_folder(self.folder)
+            network.remove(len(machines))
+            network.restore_sysctls(self.folder / "sysctls.json")
+            unmount(self.folder)
+            self._remove_traces()
+            if not mounts(self.folder):
+                shutil.rmtree(self.folder)
+        return self.left()
+
+    def _all_machines(self) -> list[Machine]:
+        """Also those of a cluster with more nodes than this one."""
+        return [Machine(number, self.folder) for number in range(1, 10)]
+
+    def _remove_traces(self) -> None:
+        listening = Path("/proc/net/unix").read_text()
+        for socket in SOCKETS.glob("*"):
+            if str(socket) not in listening:
+                socket.unlink()
+        for link in LOG_LINKS.glob("*.log"):
+            if link.is_symlink() and str(link.readlink()).startswith(f"{self.folder}/"):
+                link.unlink()
+        for result in CNI_RESULTS.glob("bridge-*"):
+            if f"{self.folder}/" in result.read_text(errors="replace"):
+                result.unlink()
+
+    def left(self) -> list[str]:
+        """What of a cluster is still on this machine."""
+        found = [f"process {pid}" for machine in self._all_machines() for pid in machine.processes()]
+        found += [f"container {pid}" for machine in self._all_machines() for pid in machine.contained()]
+        found += [f"mount {mount}" for mount in mounts(self.folder)]
+        found += [f"cgroup {path}" for path in CGROUPS.glob("**/meshnet-n*") if path.is_dir()]
+        with contextlib.suppress(FileNotFoundError):
+            found += [f"namespace {path.name}" for path in network.NAMESPACES.iterdir() if "meshnet-" in path.name]
+        found += [f"route {line}" for line in network.ip("route", "show").splitlines() if line.startswith(NETWORKS)]
+        return found
