@@ -18,6 +18,7 @@ from meshnet_node.errors import ConfigError
 
 CONFIGMAP = "configmap://"
 _LABEL = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+ORIGIN_FORM = re.compile(r"https?://[^/\s,]+")
 CONFIGMAP_FORM = re.compile(rf"{CONFIGMAP}(?P<namespace>{_LABEL})/(?P<name>{_LABEL}([.]{_LABEL})*)")
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
@@ -106,6 +107,15 @@ class HeadSettings(NodeSettings):
     max_requests: int = Field(
         default=256, ge=1, description="requests that a head works on at once, queued ones included"
     )
+    key_max_requests: int | None = Field(
+        default=None, ge=1, description="requests that one API key may have in work at this head; default: no bound"
+    )
+    cors_origins: str = Field(
+        default="", description="origins of web pages that may call the API, separated by commas; * = any"
+    )
+    fold_system: bool = Field(
+        default=False, description="where the template takes no system message, put its text before the first user's"
+    )
     max_body_bytes: int = Field(default=8 * 1024**2, gt=0)
     heartbeat_seconds: float = Field(default=0.25, gt=0)
     silent_seconds: float = Field(default=2.0, gt=0, description="no pong for so long: the link is silent")
@@ -119,6 +129,19 @@ class HeadSettings(NodeSettings):
         if wanted.startswith(CONFIGMAP) and CONFIGMAP_FORM.fullmatch(wanted) is None:
             raise ValueError(f"write {CONFIGMAP}NAMESPACE/NAME, for example {CONFIGMAP}default/demo-routes")
         return wanted
+
+    @property
+    def origins(self) -> list[str]:
+        """`cors_origins` one by one."""
+        return [origin.strip() for origin in self.cors_origins.split(",") if origin.strip()]
+
+    @field_validator("cors_origins")
+    @classmethod
+    def _origins(cls, value: str) -> str:
+        for origin in filter(None, map(str.strip, value.split(","))):
+            if origin != "*" and not ORIGIN_FORM.fullmatch(origin):
+                raise ValueError(f"{origin} is no origin: write scheme://host or scheme://host:port, without a path")
+        return value
 
     @property
     def routes_object(self) -> tuple[str, str] | None:

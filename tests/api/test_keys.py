@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
-from meshnet_heads import CHAT, MODEL, Head, Heads
+from meshnet_heads import CHAT, MODEL, Head, Heads, until
 from meshnet_serving import raw_request
 from openai import AsyncOpenAI, AuthenticationError
 
@@ -102,3 +102,22 @@ async def test_without_a_file_any_key_or_none_will_do(heads: Heads) -> None:
     head = await heads.start()
     assert (await head.post(CHAT, BODY, bearer("whatever"))).status == 200
     assert head.backend.requests[0].key == ""
+
+
+async def test_a_key_that_has_its_fill_gets_429_and_the_others_nothing(heads: Heads, tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    await asyncio.to_thread(path.write_text, "one\ntwo")
+    gate = asyncio.Event()
+    head = await heads.start(api_keys_file=path, key_max_requests=1, start_gate=gate)
+    first = asyncio.create_task(head.post(CHAT, BODY, bearer("one")))
+    await until(lambda: head.api.gate.inside == 1)
+    refused = await head.post(CHAT, BODY, bearer("one"))
+    other = asyncio.create_task(head.post(CHAT, BODY, bearer("two")))
+    await until(lambda: head.api.gate.inside == 2)
+    gate.set()
+    assert ((await first).status, (await other).status) == (200, 200)
+    assert (refused.status, refused.json()["error"]["type"]) == (429, "rate_limit_error")
+    assert refused.headers["retry-after"] == "1"
+    assert "x-should-retry" not in refused.headers
+    assert (await head.post(CHAT, BODY, bearer("one"))).status == 200
+    await head.is_idle()

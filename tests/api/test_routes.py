@@ -6,6 +6,9 @@ import pytest
 from meshnet_heads import CHAT, MODEL, Heads
 from meshnet_serving import raw_request
 
+from meshnet_node.errors import ConfigError
+from meshnet_node.settings import HeadSettings, load
+
 
 async def test_models_as_menus_need_them(heads: Heads) -> None:
     head = await heads.start(max_context=123)
@@ -116,3 +119,31 @@ async def test_what_evaluation_tools_ask_of_the_tokenizer(heads: Heads) -> None:
     body = (await (await heads.start()).get("/tokenizer_info")).json()
     assert (body["eos_token"], body["bos_token"]) == ("<|im_end|>", "<|im_start|>")
     assert "add_generation_prompt" in body["chat_template"]
+
+
+@pytest.mark.parametrize(
+    ("origins", "allowed"), [("https://a.example, https://b.example:8443", True), ("*", True), ("", False)]
+)
+async def test_pages_of_named_origins_may_call_and_read_errors(heads: Heads, origins: str, allowed: bool) -> None:
+    head = await heads.start(cors_origins=origins)
+    asked = {"origin": "https://b.example:8443", "access-control-request-method": "POST"}
+    asked["access-control-request-headers"] = "authorization, content-type, x-stainless-os"
+    preflight = await raw_request(head.port, "OPTIONS", CHAT, b"", asked)
+    assert (preflight.status == 200) is allowed
+    refused = await head.post(CHAT, {}, {"origin": "https://b.example:8443"})
+    assert refused.status == 400
+    for reply in (preflight, refused):
+        assert ("access-control-allow-origin" in reply.headers) is allowed
+    stranger = await raw_request(head.port, "OPTIONS", CHAT, b"", {**asked, "origin": "https://c.example"})
+    assert (stranger.status == 200) is (origins == "*")
+
+
+def test_an_origin_with_a_path_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"MESHNET_CORS_ORIGINS: .*no origin"):
+        load(HeadSettings, {"model": "m", "routes": "r", "cors_origins": "https://a.example/page"})
+
+
+async def test_clients_are_told_not_to_send_again_what_would_be_refused_again(heads: Heads) -> None:
+    head = await heads.start()
+    assert (await head.chat(temperature=9)).headers["x-should-retry"] == "false"
+    assert (await head.get("/v1/models/another")).headers["x-should-retry"] == "false"

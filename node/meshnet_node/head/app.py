@@ -10,6 +10,7 @@ from pathlib import Path
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -41,7 +42,7 @@ def create_app(
     """
     name = served_name(settings)
     metrics = ApiMetrics(registry or new_registry(), name)
-    gate = Gate(settings.max_requests)
+    gate = Gate(settings.max_requests, settings.key_max_requests)
     api = Api(settings, text, backend, metrics, Keys(settings.api_keys_file), gate, name, int(time.time()))
     app = FastAPI(title="Meshnet", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
     app.state.api = api
@@ -50,6 +51,15 @@ def create_app(
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_middleware(Edge, metrics=metrics)
+    if settings.origins:
+        # Outermost, so that errors carry its headers too: a page could not read them otherwise.
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=["x-request-id", "retry-after", "x-should-retry"],
+        )
     return app
 
 

@@ -27,7 +27,7 @@ NOT_IN_CHAT = frozenset({"echo", "prompt"})
 async def chat_completions(api: Api, request: Request) -> Response:
     """The route. Everything that can be refused is refused before the status line."""
     key = api.authorize(request)
-    slot = api.gate.enter()
+    slot = api.gate.enter(key)
     try:
         fields = await api.read(request, ChatRequest, NOT_IN_CHAT)
         answer = await _prepare(api, fields, key)

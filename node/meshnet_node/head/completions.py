@@ -72,7 +72,7 @@ class ChoiceRun:
 async def completions(api: Api, request: Request) -> Response:
     """The route. Everything about the request itself is refused before the status line."""
     key = api.authorize(request)
-    slot = api.gate.enter()
+    slot = api.gate.enter(key)
     try:
         fields = await api.read(request, CompletionRequest)
         api.check_model(fields.model)

@@ -82,6 +82,9 @@ def error_response(error: ApiError) -> Response:
     headers = {}
     if error.retry_after is not None:
         headers["retry-after"] = str(error.retry_after)
+    elif error.status < 500:
+        # The official clients try some of these again by themselves: the same request would get the same answer.
+        headers["x-should-retry"] = "false"
     if error.status == 401:
         headers["www-authenticate"] = "Bearer"
     if error.status == 413:

@@ -1,35 +1,59 @@
 """How many requests a head works on at once: counted in the step that checks, before any expensive work.
 
-This bounds tokenizing and memory, not the shards: those refuse what does not fit when its sessions are opened.
+This bounds tokenizing and memory, not the shards: those refuse what does not fit when its sessions are opened. What
+one key may have at once is a bound of the client's own, and says so: 429, not 503.
 """
 
 from __future__ import annotations
 
-from meshnet_node.errors import overloaded
+from collections import Counter
+
+from meshnet_node.errors import ApiError, overloaded
 
 
 class Gate:
-    """`inside` is the number of requests that have entered and not left."""
+    """`inside` is the number of requests that have entered and not left. per_key: None = no bound of its own."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, per_key: int | None = None) -> None:
         self.inside = 0
         self._limit = limit
+        self._per_key = per_key
+        self._by_key: Counter[str] = Counter()
 
-    def enter(self) -> Slot:
-        """Raises ApiError 503 when it is full."""
+    def enter(self, key: str = "") -> Slot:
+        """key: the API key's fingerprint, "" where none is asked for. Raises ApiError: 503 when it is full, 429 when
+        this key has its fill.
+        """
+        if self._per_key is not None and key and self._by_key[key] >= self._per_key:
+            raise ApiError(
+                f"this API key already has {self._per_key} requests in work on this head",
+                status=429,
+                type="rate_limit_error",
+                code="rate_limit_exceeded",
+                retry_after=1,
+            )
         if self.inside >= self._limit:
             raise overloaded(f"this head already works on {self._limit} requests")
         self.inside += 1
-        return Slot(self)
+        self._by_key[key] += 1
+        return Slot(self, key)
+
+    def left(self, key: str) -> None:
+        """For Slot.leave."""
+        self.inside -= 1
+        self._by_key[key] -= 1
+        if not self._by_key[key]:
+            del self._by_key[key]
 
 
 class Slot:
     """A request's place; `leave` may be called more than once."""
 
-    def __init__(self, gate: Gate) -> None:
+    def __init__(self, gate: Gate, key: str) -> None:
         self._gate: Gate | None = gate
+        self._key = key
 
     def leave(self) -> None:
         if self._gate is not None:
-            self._gate.inside -= 1
+            self._gate.left(self._key)
             self._gate = None

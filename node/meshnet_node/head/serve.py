@@ -70,7 +70,7 @@ class _Server(uvicorn.Server):
 async def serve(settings: HeadSettings) -> None:
     """Run a head until SIGTERM or SIGINT."""
     folder = text_folder(settings)
-    text = TextModel.load(folder)
+    text = TextModel.load(folder, fold_system=settings.fold_system)
     registry = CollectorRegistry()
     mesh = Mesh(settings, context_length(folder, settings), registry)
     app = create_app(settings, text, mesh, registry)

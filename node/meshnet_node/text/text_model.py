@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,11 @@ class TextModel:
     None where it states none. max_positions: what the model was made for, None where it does not say.
     """
 
-    def __init__(self, tokenizer: Tokenizer, files: Mapping[str, Any], template: str | None) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, files: Mapping[str, Any], template: str | None, *, fold_system: bool = False
+    ) -> None:
         """`files`: parsed JSON by file name; use `load` to read a folder."""
+        self._fold_system = fold_system
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self.tokenizer = tokenizer
@@ -52,8 +56,10 @@ class TextModel:
         self._control = ControlStrings(tokenizer, "" if self.template is None else self.template.literals)
 
     @classmethod
-    def load(cls, folder: Path) -> TextModel:
-        """Reads a model folder. Raises ModelError that names the file which is missing or wrong."""
+    def load(cls, folder: Path, *, fold_system: bool = False) -> TextModel:
+        """Reads a model folder. fold_system: where the template takes no system message, its text is put before the
+        first user message. Raises ModelError that names the file which is missing or wrong.
+        """
         path = folder / "tokenizer.json"
         if not path.is_file():
             raise ModelError(f"{folder} has no tokenizer.json: the head needs the fast tokenizer's file")
@@ -64,7 +70,8 @@ class TextModel:
             raise ModelError(f"{path} describes no tokenizer model")
         tokenizer = Tokenizer.from_file(str(path))
         try:
-            return cls(tokenizer, files, _template_source(folder, files["tokenizer_config.json"]))
+            template = _template_source(folder, files["tokenizer_config.json"])
+            return cls(tokenizer, files, template, fold_system=fold_system)
         except TemplateRefused as error:
             raise ModelError(f"{folder}: {error}") from error
 
@@ -100,13 +107,18 @@ class TextModel:
     def _render(self, messages: Sequence[Message], options: Mapping[str, Any], prompt: bool) -> str:
         if self.template is None:
             raise TemplateRefused("this model has no chat template")
+        others = [_one_system_message(messages)]
+        if self._fold_system:
+            others.append(_folded(others[0]))
         try:
             return self.template.render(messages, options, prompt=prompt)
-        except TemplateRefused:
-            merged = _one_system_message(messages)
-            if len(merged) == len(messages):
-                raise
-            return self.template.render(merged, options, prompt=prompt)
+        except TemplateRefused as refused:
+            for other in others:
+                if other == list(messages):
+                    continue
+                with suppress(TemplateRefused):
+                    return self.template.render(other, options, prompt=prompt)
+            raise refused from None
 
     def _named(self, name: str) -> frozenset[int]:
         id_ = self.tokenizer.token_to_id(self.special.get(name, ""))
@@ -155,6 +167,17 @@ def _ids(value: Any) -> frozenset[int]:
     if isinstance(value, int):
         return frozenset({value})
     return frozenset(value) if isinstance(value, list) else frozenset()
+
+
+def _folded(messages: Sequence[Message]) -> list[Message]:
+    """The system message, which is the first, as the beginning of the first user message."""
+    system = [str(message["content"]) for message in messages if message["role"] == "system"]
+    rest = [message for message in messages if message["role"] != "system"]
+    at = next((index for index, message in enumerate(rest) if message["role"] == "user"), None)
+    if not system or at is None:
+        return list(messages)
+    rest[at] = {**rest[at], "content": "\n\n".join([*system, str(rest[at]["content"])])}
+    return rest
 
 
 def _one_system_message(messages: Sequence[Message]) -> list[Message]:
