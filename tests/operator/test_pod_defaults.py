@@ -67,6 +67,13 @@ def test_a_model_that_never_asks_the_hub_gets_pull_secrets_only(meshmodel: Make)
         assert with_all == without | {"imagePullSecrets": [{"name": "pull"}, {"name": "other"}]}
 
 
+def test_a_process_that_hangs_gets_no_time_to_drain(meshmodel: Make) -> None:
+    """Else a stopped shard would keep its streams waiting for the whole grace of a pod that drains."""
+    for spec in specs(view(meshmodel()), PodDefaults()):
+        assert spec["containers"][0]["livenessProbe"]["terminationGracePeriodSeconds"] == 5
+        assert spec["terminationGracePeriodSeconds"] > 5
+
+
 def test_what_the_meshmodel_states_goes_first(meshmodel: Make) -> None:
     body = meshmodel(**HUB, imagePullSecrets=[{"name": "own"}])
     body["spec"]["shards"][0]["env"] = [{"name": "HTTPS_PROXY", "value": "http://own.example:1"}]

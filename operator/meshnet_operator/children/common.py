@@ -17,6 +17,7 @@ CA_FOLDER = "/etc/meshnet/ca"
 NO_DEFAULTS = PodDefaults()
 # A pod stops its server this long before the kubelet would kill it.
 GRACE_RESERVE = 10
+HUNG_GRACE = 5
 # How long a pod stays on a node that is lost. The default of 300 s would outlast every held stream.
 LOST_NODE_SECONDS = 10
 LOST_NODE = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
@@ -127,7 +128,10 @@ def tolerations(stated: list[Object], device: str | None = None) -> list[Object]
 
 
 def probes(port: int, load_seconds: int) -> Object:
-    """Started when /readyz is; liveness asks /healthz only, which a thread of its own answers whatever the load is."""
+    """Started when /readyz is; liveness asks /healthz only, which a thread of its own answers whatever the load is.
+
+    A process that fails it hangs: it can drain nothing, and is not given the time for that.
+    """
 
     def probe(path: str, period: int, failures: int) -> Object:
         return {
@@ -140,7 +144,7 @@ def probes(port: int, load_seconds: int) -> Object:
     return {
         "startupProbe": probe("/readyz", 2, max(1, -(-load_seconds // 2))),
         "readinessProbe": probe("/readyz", 2, 2),
-        "livenessProbe": probe("/healthz", 10, 3),
+        "livenessProbe": probe("/healthz", 10, 3) | {"terminationGracePeriodSeconds": HUNG_GRACE},
     }
 
 
