@@ -42,13 +42,13 @@ def audit() -> int:
     worst = 0
     for part in recipes.PARTS.values():
         command = [
-            wheels.UV,
+            str(wheels.UV),
             "tool",
             "run",
             AUDIT,
             "--disable-pip",
             "--requirement",
-            part.lock,
+            str(part.lock),
             "--progress-spinner=off",
         ]
         done = subprocess.run(command, capture_output=True, text=True)

@@ -1,0 +1,60 @@
+"""Shards' pods and processes die in the middle of answers: the clients read on, and get the very same text."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+
+import pytest
+from meshnet_site import Object, Site
+
+Fault = Callable[[Site, Object], None]
+
+
+def deleted(site: Site, pod: Object) -> None:
+    site.delete(pod, "--wait=false")
+
+
+def deleted_at_once(site: Site, pod: Object) -> None:
+    site.delete(pod, "--grace-period=0", "--force", "--wait=false")
+
+
+def killed(site: Site, pod: Object) -> None:
+    site.signal(pod, signal.SIGKILL)
+
+
+def stopped(site: Site, pod: Object) -> None:
+    site.signal(pod, signal.SIGSTOP)
+
+
+FAULTS = (deleted, deleted_at_once, killed, stopped)
+
+
+@pytest.fixture(scope="module", params=[2, 1], ids=["one-of-two", "the-only-one"])
+def replicas(whole_cluster: Site, request: pytest.FixtureRequest) -> Iterator[int]:
+    whole_cluster.replicas(request.param)
+    yield request.param
+    whole_cluster.replicas(1)
+
+
+@pytest.mark.parametrize("shard", ["front", "back"])
+@pytest.mark.parametrize("fault", FAULTS, ids=[fault.__name__ for fault in FAULTS])
+def test_streams_end_as_if_nothing_had_happened(site: Site, replicas: int, fault: Fault, shard: str) -> None:
+    before = site.epoch()
+    with site.streams(f"{shard} {fault.__name__}, {replicas} replicas", whole=False):
+        fault(site, in_use(site, shard))
+    # A stopped process is ready until its probe has failed twice: longer than the answers took.
+    site.until(lambda: site.epoch() > before, 60, "the table tells the loss")
+    site.settle()
+
+
+def in_use(site: Site, shard: str) -> Object:
+    """The pod that serves the running answers, by its own count of sessions."""
+    pods = site.pods(shard)
+    return max(pods, key=lambda pod: active(site, pod))
+
+
+def active(site: Site, pod: Object) -> float:
+    text = site.fetch(f"http://{pod['status']['podIP']}:8100/metrics")
+    lines = [line for line in text.splitlines() if line.startswith("meshnet_shard_sessions_active")]
+    return float(lines[0].split()[-1])

@@ -1,0 +1,241 @@
+"""A real cluster with our chart and samples/smollm2.yaml on it, for tests/cluster: faults, a real client's streams, and
+what they must have in common: the text of an undisturbed run, no error, and a mesh that is whole again afterwards.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from cluster.machines import Machine
+from cluster.real import RealCluster
+from openai import OpenAI, Stream
+from openai.types.chat import ChatCompletionChunk
+
+Object = dict[str, Any]
+NAMESPACE = "models"
+MODEL = "smollm2"
+TOKENS = 160
+PROMPTS = ("Tell me a long story about a lighthouse keeper.", "Explain step by step how bread is made.")
+
+
+class Reader(threading.Thread):
+    """One streamed answer of a real client without retries. `text`, `error` and `stall` tell how it went."""
+
+    def __init__(self, client: OpenAI, prompt: str, tokens: int, model: str) -> None:
+        super().__init__(daemon=True)
+        self.client, self.prompt, self.tokens, self.model = client, prompt, tokens, model
+        self.times: list[float] = []
+        self.text = ""
+        self.finish: str | None = None
+        self.error: Exception | None = None
+
+    def run(self) -> None:
+        try:
+            stream: Stream[ChatCompletionChunk] = self.client.chat.completions.create(
+                model=self.model,
+                messages=[{"role": "user", "content": self.prompt}],
+                temperature=0,
+                max_tokens=self.tokens,
+                stream=True,
+                extra_body={"ignore_eos": True},
+            )
+            for chunk in stream:
+                self._take(chunk)
+        except Exception as error:  # the test's verdict, in its own thread
+            self.error = error
+
+    def _take(self, chunk: ChatCompletionChunk) -> None:
+        if chunk.choices:
+            self.times.append(time.monotonic())
+            self.text += chunk.choices[0].delta.content or ""
+            self.finish = chunk.choices[0].finish_reason or self.finish
+
+    @property
+    def stall(self) -> float:
+        """The longest pause between two parts, in seconds."""
+        return max((late - early for early, late in zip(self.times, self.times[1:], strict=False)), default=0.0)
+
+
+@dataclass
+class Site:
+    """The cluster, seen by a test."""
+
+    cluster: RealCluster
+    expected: dict[tuple[str, int], str] = field(default_factory=dict)
+    measured: list[str] = field(default_factory=list)
+
+    # What is there
+
+    def read(self, *arguments: str, namespace: str = NAMESPACE) -> Any:
+        return json.loads(self.cluster.kubectl(f"--namespace={namespace}", *arguments, "--output=json"))
+
+    def model(self, name: str = MODEL) -> Object:
+        found: Object = self.read("get", "mm", name)
+        return found
+
+    def status(self, name: str = MODEL) -> Object:
+        found: Object = self.model(name).get("status", {})
+        return found
+
+    def epoch(self, name: str = MODEL) -> int:
+        return int(self.status(name).get("routeEpoch", 0))
+
+    def condition(self, kind: str, name: str = MODEL) -> Object:
+        found = {one["type"]: one for one in self.status(name).get("conditions", [])}
+        return found.get(kind, {"status": "", "reason": ""})
+
+    def pods(self, shard: str, name: str = MODEL) -> list[Object]:
+        """Pods that are not being deleted, oldest first; of the head where shard is "head"."""
+        part = "meshnet.dev/role=head" if shard == "head" else f"meshnet.dev/shard={shard}"
+        items = self.read("get", "pods", f"--selector=meshnet.dev/model={name},{part}")["items"]
+        alive = [pod for pod in items if "deletionTimestamp" not in pod["metadata"]]
+        return sorted(alive, key=lambda pod: (pod["metadata"]["creationTimestamp"], pod["metadata"]["name"]))
+
+    def uids(self, *shards: str) -> dict[str, set[str]]:
+        return {shard: {pod["metadata"]["uid"] for pod in self.pods(shard)} for shard in shards}
+
+    def events(self, reason: str = "", since: float = 0.0) -> list[str]:
+        """Messages of the MeshModel's Events."""
+        items = self.read("get", "events", "--field-selector=involvedObject.kind=MeshModel")["items"]
+        return [f"{one['reason']}: {one['message']}" for one in items if reason in one["reason"]]
+
+    def machine(self, pod: Object) -> Machine:
+        return next(one for one in self.cluster.machines if one.name == pod["spec"]["nodeName"])
+
+    # Waiting
+
+    def until(self, check: Callable[[], Any], seconds: float, what: str) -> Any:
+        end = time.monotonic() + seconds
+        while True:
+            if answer := check():
+                return answer
+            if time.monotonic() > end:
+                seen = self.cluster.kubectl("get", "mm,pods", f"--namespace={NAMESPACE}", "--output=wide", check=False)
+                conditions = json.dumps(self.status().get("conditions", []), indent=1)
+                pytest.fail(f"not in {seconds:.0f} s: {what}\n{seen}\n{conditions}")
+            time.sleep(0.2)
+
+    def settle(self, name: str = MODEL, seconds: float = 180.0) -> None:
+        """Waits until the MeshModel is as its spec wants it, whole and ready."""
+
+        def whole() -> bool:
+            body = self.model(name)
+            status = body.get("status", {})
+            found = {one["type"]: one["status"] for one in status.get("conditions", [])}
+            fresh = status.get("observedGeneration") == body["metadata"]["generation"]
+            wanted = {"Ready": "True", "ShardsReady": "True", "Progressing": "False", "Degraded": "False"}
+            return fresh and all(found.get(kind) == value for kind, value in wanted.items())
+
+        self.until(whole, seconds, f"{name} whole")
+        for role in ("head", *(shard["name"] for shard in self.model(name)["spec"]["shards"])):
+            self.until(lambda part=role: all(_ready(pod) for pod in self.pods(part, name)), 60, f"pods of {role} ready")
+
+    def owned(self, name: str) -> list[str]:
+        """Objects that belong to a MeshModel, whether it is there or not."""
+        kinds = "deployments,replicasets,pods,services,configmaps,secrets,serviceaccounts,roles,rolebindings"
+        more = "networkpolicies,poddisruptionbudgets,controllerrevisions,endpointslices"
+        selector = f"--selector=meshnet.dev/model={name}"
+        said = self.cluster.kubectl(f"--namespace={NAMESPACE}", "get", f"{kinds},{more}", selector, "--output=name")
+        return said.split()
+
+    # Changing
+
+    def apply(self, body: Object) -> None:
+        self.cluster.kubectl(f"--namespace={NAMESPACE}", "apply", "--filename=-", stdin=json.dumps(body))
+
+    def patch(self, operations: list[Object], name: str = MODEL) -> None:
+        """A JSON patch of the MeshModel."""
+        self.cluster.kubectl(
+            f"--namespace={NAMESPACE}", "patch", "mm", name, "--type=json", f"--patch={json.dumps(operations)}"
+        )
+
+    def replicas(self, count: int) -> None:
+        """Of both shards; returns when they are there."""
+        shards = self.model()["spec"]["shards"]
+        self.patch(
+            [{"op": "add", "path": f"/spec/shards/{at}/replicas", "value": count} for at, _ in enumerate(shards)]
+        )
+        self.settle()
+
+    def delete(self, pod: Object, *flags: str) -> None:
+        self.cluster.kubectl(f"--namespace={NAMESPACE}", "delete", "pod", pod["metadata"]["name"], *flags)
+
+    def signal(self, pod: Object, number: signal.Signals) -> None:
+        """To the pod's process, from outside of its container."""
+        container = pod["status"]["containerStatuses"][0]["containerID"].rpartition("/")[2]
+        os.kill(self.machine(pod).in_container(container)[0], number)
+
+    # Asking
+
+    def client(self, name: str = MODEL, key: str = "none") -> OpenAI:
+        return OpenAI(base_url=f"{self.cluster.url(name)}/v1", api_key=key, max_retries=0, timeout=240)
+
+    def fetch(self, url: str) -> str:
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            return str(answer.read().decode())
+
+    def post(self, url: str, body: bytes, headers: dict[str, str]) -> tuple[int, str]:
+        request = urllib.request.Request(url, body, headers)
+        try:
+            with urllib.request.urlopen(request, timeout=10) as answer:
+                return answer.status, str(answer.read().decode())
+        except urllib.error.HTTPError as error:
+            return error.code, str(error.read().decode())
+
+    def start(self, prompt: str = PROMPTS[0], tokens: int = TOKENS, name: str = MODEL) -> Reader:
+        reader = Reader(self.client(name), prompt, tokens, name)
+        reader.start()
+        return reader
+
+    def under_way(self, reader: Reader, parts: int = 20) -> None:
+        """Waits until an answer has so many parts, and fails when it ends before."""
+        self.until(lambda: len(reader.times) >= parts or not reader.is_alive(), 120, f"{parts} parts of an answer")
+        assert reader.is_alive(), f"ended too early: {reader.error or reader.text}"
+
+    def undisturbed(self, prompt: str, tokens: int) -> str:
+        """The text that an answer must have: that of the first run, with nothing going on."""
+        if (prompt, tokens) not in self.expected:
+            reader = self.start(prompt, tokens)
+            reader.join(240)
+            assert reader.error is None, reader.error
+            self.expected[prompt, tokens] = reader.text
+        return self.expected[prompt, tokens]
+
+    def check(self, reader: Reader, seconds: float = 240.0) -> None:
+        """The stream ended as if nothing had happened."""
+        reader.join(seconds)
+        assert not reader.is_alive(), f"no end after {seconds} s, {len(reader.times)} parts"
+        assert reader.error is None, repr(reader.error)
+        assert reader.finish == "length"
+        assert reader.text == self.undisturbed(reader.prompt, reader.tokens)
+
+    @contextlib.contextmanager
+    def streams(self, what: str, tokens: int = TOKENS, whole: bool = True) -> Iterator[list[Reader]]:
+        """Two answers under way while the block disturbs them; afterwards both must be as if it had not."""
+        for prompt in PROMPTS:
+            self.undisturbed(prompt, tokens)
+        readers = [self.start(prompt, tokens) for prompt in PROMPTS]
+        for reader in readers:
+            self.under_way(reader)
+        yield readers
+        for reader in readers:
+            self.check(reader)
+        self.measured.append(f"{what}: longest pause {max(reader.stall for reader in readers):.1f} s")
+        if whole:
+            self.settle()
+
+
+def _ready(pod: Object) -> bool:
+    conditions = pod["status"].get("conditions", [])
+    return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
