@@ -24,3 +24,8 @@ cluster-down: ## end it; nothing stays
 
 e2e: nodes ## kill real pods under real streams (a quarter of an hour)
 	MESHNET_E2E=1 $(PY) -m pytest --timeout 600 tests/cluster
+
+.PHONY: soak
+MINUTES ?= 10
+soak: ## random faults against random load on the running cluster, for MINUTES
+	PYTHONPATH=hack:operator:tests/support $(PY) bench/soak.py --minutes $(MINUTES)
