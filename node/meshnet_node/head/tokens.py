@@ -19,11 +19,7 @@ async def tokenize(api: Api, request: Request) -> Response:
     api.authorize(request)
     fields = await api.read(request, TokenizeRequest)
     api.check_model(fields.model)
-    ids = await asyncio.to_thread(_encode, api, fields)
-    body: dict[str, Any] = {"count": len(ids), "max_model_len": api.backend.max_context, "tokens": ids}
-    if fields.return_token_strs:
-        body["token_strs"] = [api.text.vocabulary.token_text(id_) for id_ in ids]
-    return JSONResponse(body)
+    return JSONResponse(await asyncio.to_thread(_tokenized, api, fields))
 
 
 async def detokenize(api: Api, request: Request) -> Response:
@@ -40,6 +36,14 @@ async def tokenizer_info(api: Api, request: Request) -> Response:
     api.authorize(request)
     found = {**api.text.tokenizer_config, **api.text.special}
     return JSONResponse({**found, "chat_template": api.text.template_source})
+
+
+def _tokenized(api: Api, fields: TokenizeRequest) -> dict[str, Any]:
+    ids = _encode(api, fields)
+    body: dict[str, Any] = {"count": len(ids), "max_model_len": api.backend.max_context, "tokens": ids}
+    if fields.return_token_strs:
+        body["token_strs"] = [api.text.vocabulary.token_text(id_) for id_ in ids]
+    return body
 
 
 def _encode(api: Api, fields: TokenizeRequest) -> list[int]:

@@ -19,6 +19,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer
 
 from meshnet_node.errors import MeshnetError
+from meshnet_node.text.aside import encode_aside
 
 _OPEN, _SHUT, _ALIAS = "\ufdd0", "\ufdd1", "\ufdd2"
 _MARKS = re.compile(f"[{_OPEN}{_SHUT}{_ALIAS}]")
@@ -81,7 +82,7 @@ class ControlStrings:
             found = match[0]
             return found.strip(_OPEN + _SHUT) if found[0] in (_OPEN, _SHUT) else aliases[found]
 
-        encoded = twin.encode(self._rendered.sub(replace, rendered), add_special_tokens=False).ids
+        encoded = encode_aside(twin, self._rendered.sub(replace, rendered), special=False)
         if not self._control_ids.isdisjoint(id_ for id_ in encoded if id_ not in ids):
             # Some vocabularies hold their control tokens as ordinary words too.
             raise ControlStringRefused("a message holds a control token of the model that can't be written as text")

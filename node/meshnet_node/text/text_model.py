@@ -15,6 +15,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from meshnet_node.errors import ModelError
+from meshnet_node.text.aside import encode_aside
 from meshnet_node.text.control import ControlStrings
 from meshnet_node.text.detokenizer import Detokenizer
 from meshnet_node.text.template import ChatTemplate, Message, TemplateRefused
@@ -77,7 +78,7 @@ class TextModel:
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """Ids of raw text. `special`: with the tokens that the tokenizer puts around a text; BOS is never doubled."""
-        ids = self.tokenizer.encode(text, add_special_tokens=special).ids
+        ids = encode_aside(self.tokenizer, text, special=special)
         doubled = special and len(ids) > 1 and ids[0] == ids[1] and ids[0] in self._bos
         return ids[1:] if doubled else ids
 
@@ -92,7 +93,7 @@ class TextModel:
         if self.template is None:
             raise TemplateRefused("this model has no chat template; use /v1/completions")
         if not self._control.occur_in([*messages, dict(options)]):
-            return self.tokenizer.encode(self._render(messages, options, prompt), add_special_tokens=False).ids
+            return encode_aside(self.tokenizer, self._render(messages, options, prompt), special=False)
         marked = [self._control.mark(message, keep_markup=message["role"] == "assistant") for message in messages]
         return self._control.encode(self._render(marked, self._control.mark(dict(options)), prompt))
 
