@@ -40,8 +40,14 @@ def test_the_documented_form_is_read() -> None:
 
 @pytest.mark.parametrize(
     ("raw", "word"),
-    [(b"", "truncated"), (b"[]", "object"), (b'{"epoch": "x"}', "epoch"), (b'{"layouts": [{"id": "a"}]}', "shards")],
-    ids=["empty", "list", "epoch is text", "no shards"],
+    [
+        (b"", "truncated"),
+        (b"[]", "object"),
+        (b'{"epoch": "x"}', "epoch"),
+        (b'{"layouts": [{"id": "a"}]}', "shards"),
+        (b'{"other": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "recursion"),
+    ],
+    ids=["empty", "list", "epoch is text", "no shards", "too deep"],
 )
 def test_a_wrong_table_says_what_is_wrong(raw: bytes, word: str) -> None:
     with pytest.raises(ConfigError, match=word):

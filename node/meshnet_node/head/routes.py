@@ -64,7 +64,7 @@ def parse(raw: bytes) -> RouteTable:
     """A table from its JSON. Raises ConfigError that says which field is wrong."""
     try:
         return msgspec.json.decode(raw, type=RouteTable)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise ConfigError(f"route table: {error}") from error
 
 
