@@ -8,6 +8,7 @@ from pathlib import Path
 from meshnet_shard_server import Head, ShardServer, dial, make_row, shard_server
 from meshnet_testing_models import prompt
 
+from meshnet_node.wire.dial import dial as dial_link
 from meshnet_node.wire.frames import Close, Closed, Error, Forward, Open, Opened, Result, Row, RowResult
 
 
@@ -240,3 +241,11 @@ async def test_one_evicted_session_does_not_fail_its_group(whole: ShardServer) -
     found = {result.session: code(result) for result in await head.results(2)}
     assert found == {"goes": "closed", "stays": "ok"}
     await done(head, "stays")
+
+
+async def test_a_close_that_is_asked_twice_is_answered_twice(whole: ShardServer) -> None:
+    link = await dial_link(f"127.0.0.1:{whole.port}", "head-1", (b"",))
+    await link.open(Open("twice", 1, 0, 20))
+    async with asyncio.timeout(10):
+        await asyncio.gather(link.close_session(Close("twice", 1)), link.close_session(Close("twice", 1)))
+    await link.aclose()

@@ -76,6 +76,7 @@ class Endpoint:
         self._peers = peers
         self._closing: dict[str, Close] = {}
         self._closing_instance = ""
+        self._asked: dict[str, Close] = {}
         self._wake = asyncio.Event()
         self._task = asyncio.create_task(self._run())
 
@@ -184,15 +185,17 @@ class Endpoint:
     async def _watch(self, link: ShardLink) -> None:
         """Heartbeat, suspicion and repeated closes, until the link is lost."""
         closed_at = 0.0
+        self._asked.clear()
         while not link.lost.done():
             link.ping()
             self._settings.count(*link.take_traffic())
             self._judge(link)
             if self.suspect_since is not None and self._peers.has_alternative(self):
                 link.abandon("the shard is silent or hung, and another one is ready")
-            if self._closing and (self._wake.is_set() or time.monotonic() - closed_at > CLOSE_RETRY_SECONDS):
+            if time.monotonic() - closed_at > CLOSE_RETRY_SECONDS:
                 closed_at = time.monotonic()
-                self._send_closes(link)
+                self._asked.clear()
+            self._send_closes(link)
             self._wake.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._settings.heartbeat_seconds):
@@ -214,6 +217,9 @@ class Endpoint:
         if self._closing_instance != link.info.instance:
             self._closing.clear()
         for frame in list(self._closing.values()):
+            if self._asked.get(frame.session) is frame:
+                continue
+            self._asked[frame.session] = frame
             task = asyncio.create_task(self._close_once(link, frame))
             task.add_done_callback(_discard_result)
 
@@ -224,6 +230,7 @@ class Endpoint:
             return
         if self._closing.get(frame.session) is frame:
             del self._closing[frame.session]
+            self._asked.pop(frame.session, None)
         self._changed.beat()
 
 

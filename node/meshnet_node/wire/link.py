@@ -122,11 +122,10 @@ class ShardLink:
                 await channel.socket.close()
 
     def _expect(self, key: Key) -> asyncio.Future[Any]:
+        """What will be answered; a close that is asked again waits for the same answer as before."""
         if self.lost.done():
             raise LinkLost(self.lost.result())
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._pending[key] = future
-        return future
+        return self._pending.setdefault(key, asyncio.get_running_loop().create_future())
 
     async def _ask(self, key: Key, frame: Frame) -> Any:
         future = self._expect(key)
