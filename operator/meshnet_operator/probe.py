@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -29,6 +30,8 @@ HEAD_AGAIN_SECONDS = 1.0
 AT_ONCE = 32
 LIMIT = 64 * 1024
 OK, UNAVAILABLE = 200, 503
+# It goes into tables, statuses and logs: nothing else is taken from a pod, which may run anybody's code.
+FINGERPRINT = re.compile(r"[0-9A-Za-z._-]{1,128}")
 
 
 class Prober:
@@ -92,9 +95,9 @@ class Prober:
         """Status and body of a GET; status 0 where the pod can't be asked."""
         host = f"[{pod.address}]" if ":" in pod.address else pod.address
         try:
-            async with session.get(f"http://{host}:{port}{path}") as answer:
+            async with session.get(f"http://{host}:{port}{path}", allow_redirects=False) as answer:
                 return answer.status, await answer.content.read(LIMIT)
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             log.debug("pod not asked", extra={"pod": pod.name, "reason": type(error).__name__})
             return 0, b""
 
@@ -102,8 +105,10 @@ class Prober:
 def _fingerprint(pod: Pod, raw: bytes) -> str:
     try:
         body: dict[str, Any] = dict(json.loads(raw))
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError):
         return ""
     found = body.get("fingerprint")
     # Another pod may have got the address meanwhile.
-    return found if isinstance(found, str) and body.get("pod_uid", pod.uid) in ("", pod.uid) else ""
+    if body.get("pod_uid", pod.uid) not in ("", pod.uid) or not isinstance(found, str):
+        return ""
+    return found if FINGERPRINT.fullmatch(found) else ""
