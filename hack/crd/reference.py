@@ -72,13 +72,18 @@ def render(source: Path = SOURCE) -> str:
     schema = yaml.safe_load(source.read_text())["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]
     lines = [HEAD, "| field | type | default | change | |", "|---|---|---|---|---|"]
     for path, node, required in _walk(schema["spec"], ""):
-        default = f"`{str(node['default']).lower()}`" if "default" in node else ("required" if required else "")
+        default = f"`{_written(node['default'])}`" if "default" in node else ("required" if required else "")
         cells = [f"`{path}`", _type(node), default, change(path), _text(node)]
         lines.append(f"| {' | '.join(cells)} |")
     lines += ["", "## status", "", "| field | type | |", "|---|---|---|"]
     for path, node, _ in _walk(schema["status"], ""):
         lines.append(f"| `{path}` | {_type(node)} | {_text(node)} |")
     return "\n".join(lines) + "\n"
+
+
+def _written(default: Any) -> str:
+    """As it is written in YAML."""
+    return str(default).lower() if isinstance(default, bool) else str(default)
 
 
 def change(path: str) -> str:

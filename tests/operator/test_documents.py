@@ -22,6 +22,12 @@ def test_the_reference_is_that_of_the_schema() -> None:
     assert (ROOT / "docs" / "resource.md").read_text() == reference.render(), "run `make crd`"
 
 
+def test_defaults_are_written_as_they_are() -> None:
+    text = (ROOT / "docs" / "resource.md").read_text()
+    found = re.findall(r"^\| `([\w.\[\]]+)` \| ([\w /]+) \| `(\w+)` \|", text, flags=re.MULTILINE)
+    assert not [name for name, kind, default in found if " / " in kind and default not in kind.split(" / ")]
+
+
 def test_every_field_belongs_to_a_class() -> None:
     text = (ROOT / "docs" / "resource.md").read_text()
     classes = {"fixed", "layout", "all pods", "all shards", "one shard", "head", "scale", "no pods"}
