@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from pydantic import AliasChoices, Field, ValidationError, field_validator
+from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from meshnet_node.errors import ConfigError
@@ -161,7 +162,15 @@ def load(kind: type[S], overrides: Mapping[str, Any]) -> S:
     try:
         return kind(**{name: value for name, value in overrides.items() if value is not None})
     except ValidationError as error:
-        faults = (
-            f"MESHNET_{'_'.join(map(str, e['loc'])).upper()}: {e['msg']}" for e in error.errors(include_input=False)
-        )
+        faults = (f"{_variable(e['loc'])}: {_reason(e)}" for e in error.errors(include_input=False))
         raise ConfigError("; ".join(faults)) from None
+
+
+def _variable(loc: tuple[int | str, ...]) -> str:
+    name = "_".join(map(str, loc)).upper()
+    return name if name.startswith("KUBERNETES_") else f"MESHNET_{name}"
+
+
+def _reason(error: ErrorDetails) -> str:
+    """What is wrong with it, in words that fit after the name."""
+    return "is needed" if error["type"] == "missing" else error["msg"].removeprefix("Value error, ")

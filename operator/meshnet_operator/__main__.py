@@ -6,11 +6,13 @@ is started again and begins with a fresh view).
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import contextlib
 import logging
 import signal
 import sys
+from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry
 
@@ -23,6 +25,10 @@ from meshnet_operator.metrics import Metrics
 from meshnet_operator.settings import OperatorSettings, load
 
 log = logging.getLogger("meshnet_operator")
+
+ABOUT = """Makes and keeps what each MeshModel of the cluster describes: head, shards, Services, route table."""
+SETTINGS = """It has no options: all settings are environment variables, MESHNET_OPERATOR_NODE_IMAGE is needed.
+docs/operations-operator.md lists them. Outside a cluster, name a kubeconfig in MESHNET_OPERATOR_KUBECONFIG."""
 
 
 class Ended(OperatorError):
@@ -84,7 +90,8 @@ async def _kopf(configuration: Configuration, settings: OperatorSettings, contro
     raise Stalled("kopf ended")
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
+    argparse.ArgumentParser(prog="meshnet-operator", description=ABOUT, epilog=SETTINGS).parse_args(arguments)
     try:
         settings = load()
         logs.setup(settings.log_level)
@@ -92,7 +99,7 @@ def main() -> int:
             asyncio.run(serve(settings))
         return 0
     except ConfigError as error:
-        print(error, file=sys.stderr)
+        print(f"meshnet-operator: {error}", file=sys.stderr)
         return 1
     except (LeaseLost, Stalled) as error:
         log.error("ended", extra={"reason": str(error)})

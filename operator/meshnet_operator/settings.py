@@ -12,6 +12,7 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from pydantic import Field, ValidationError, field_validator
+from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from meshnet_operator.errors import ConfigError
@@ -106,8 +107,14 @@ def load(**overrides: Any) -> OperatorSettings:
     try:
         return OperatorSettings(**{name: value for name, value in overrides.items() if value is not None})
     except ValidationError as error:
-        faults = (
-            f"MESHNET_OPERATOR_{'_'.join(map(str, e['loc'])).upper()}: {e['msg']}"
-            for e in error.errors(include_input=False)
-        )
+        faults = (f"{_variable(e['loc'])}: {_reason(e)}" for e in error.errors(include_input=False))
         raise ConfigError("; ".join(faults)) from None
+
+
+def _variable(loc: tuple[int | str, ...]) -> str:
+    return f"MESHNET_OPERATOR_{'_'.join(map(str, loc))}".upper()
+
+
+def _reason(error: ErrorDetails) -> str:
+    """What is wrong with it, in words that fit after the name."""
+    return "is needed" if error["type"] == "missing" else error["msg"].removeprefix("Value error, ")

@@ -326,3 +326,8 @@ async def test_a_port_that_is_taken_is_a_config_error(model: Path) -> None:
         given = settings(model).model_copy(update={"port": taken.getsockname()[1]})
         with pytest.raises(ConfigError, match="MESHNET_PORT"):
             await serve(given)
+
+
+async def test_a_token_file_that_can_not_be_read_is_a_config_error(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"MESHNET_TOKEN_FILE: .* can't be read"):
+        await serve(settings(model, token_file=tmp_path / "none"))

@@ -26,6 +26,7 @@ from meshnet_node.head.proof import prove
 from meshnet_node.head.pulse import Pulse
 from meshnet_node.settings import HeadSettings
 from meshnet_node.text.text_model import TextModel
+from meshnet_node.wire.listen import listen
 
 TEXT_FILES = ["*.json", "*.jinja", "*.model", "*.txt"]
 
@@ -68,7 +69,8 @@ class _Server(uvicorn.Server):
 
 
 async def serve(settings: HeadSettings) -> None:
-    """Run a head until SIGTERM or SIGINT."""
+    """Run a head until SIGTERM or SIGINT. Raises ConfigError or ModelError."""
+    listener = listen(settings.host, settings.port)
     folder = text_folder(settings)
     text = TextModel.load(folder, fold_system=settings.fold_system)
     registry = CollectorRegistry()
@@ -83,7 +85,7 @@ async def serve(settings: HeadSettings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     proving = asyncio.create_task(prove(mesh))
-    serving = asyncio.create_task(server.serve())
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
     stopping = asyncio.create_task(stop.wait())
     try:
         await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)

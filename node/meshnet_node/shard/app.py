@@ -19,7 +19,7 @@ from fastapi.responses import JSONResponse
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.http11 import Request as HandshakeRequest
 
-from meshnet_node.errors import ConfigError, WireError
+from meshnet_node.errors import WireError
 from meshnet_node.metrics import exposition
 from meshnet_node.settings import ShardSettings
 from meshnet_node.shard.forward_http import close_session, describe, forward
@@ -27,6 +27,8 @@ from meshnet_node.shard.link import serve_link
 from meshnet_node.shard.process import MAX_MESSAGE_BYTES, Loader, Shard
 from meshnet_node.shard.runner import RangeRunner
 from meshnet_node.wire.frames import HELLO_LIMIT
+from meshnet_node.wire.handshake import TokenFile
+from meshnet_node.wire.listen import listen
 
 USER_TIMEOUT_MS = 20_000
 _LIFT = "meshnet.lift"
@@ -60,7 +62,8 @@ def create_app(
 async def serve(settings: ShardSettings) -> None:
     """Run the shard until SIGTERM (drains) or SIGINT. Raises what the weights' loading raised, or ConfigError."""
     app = create_app(settings)
-    listener = _listen(settings.host, settings.port)
+    TokenFile(settings.token_file)  # one that is wrong ends the process here, with its sentence
+    listener = listen(settings.host, settings.port, USER_TIMEOUT_MS)
     server = Server(server_config(app))
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -148,22 +151,6 @@ def server_config(app: FastAPI) -> uvicorn.Config:
         lifespan="on",
         timeout_graceful_shutdown=2,
     )
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    """A listening socket; accepted connections inherit that unacknowledged bytes end them in time."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, USER_TIMEOUT_MS)
-    try:
-        listener.bind((host, port))
-    except OSError as error:
-        listener.close()
-        raise ConfigError(f"MESHNET_HOST, MESHNET_PORT: {host}:{port} can't be used: {error.strerror}") from error
-    listener.setblocking(False)
-    return listener
 
 
 async def _refuse(_: Request, error: Exception) -> Response:
