@@ -61,6 +61,22 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "env of ours": (shard(env=[{"name": "MESHNET_DTYPE", "value": "float16"}]), "must not set MESHNET_*"),
     "env HF_HOME": (shard(env=[{"name": "HF_HOME", "value": "/x"}]), "use weights.volume and model.tokenSecret"),
     "env HF_TOKEN": (shard(env=[{"name": "HF_TOKEN", "value": "x"}]), "use weights.volume and model.tokenSecret"),
+    "a variable twice": (shard(env=[{"name": "A", "value": "1"}, {"name": "A", "value": "2"}]), "Duplicate value"),
+    "a volume twice": (
+        shard(volumes=[{"name": "x", "emptyDir": {}}, {"name": "x", "emptyDir": {}}]),
+        "Duplicate value",
+    ),
+    "a mount path twice": (
+        shard(volumeMounts=[{"name": "x", "mountPath": "/x"}, {"name": "y", "mountPath": "/x"}]),
+        "Duplicate value",
+    ),
+    "a spread constraint twice": (
+        shard(
+            topologySpreadConstraints=[{"maxSkew": 1, "topologyKey": "k", "whenUnsatisfiable": "ScheduleAnyway"}] * 2
+        ),
+        "Duplicate value",
+    ),
+    "a pull secret twice": ({"imagePullSecrets": [{"name": "x"}, {"name": "x"}]}, "Duplicate value"),
     "env without a name": (shard(env=[{"value": "x"}]), "Required value"),
     "label of ours": (shard(podLabels={"meshnet.dev/shard": "x"}), "they select the pods"),
     "label app.kubernetes.io": (shard(podLabels={"app.kubernetes.io/name": "x"}), "they select the pods"),
