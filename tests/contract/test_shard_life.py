@@ -19,7 +19,7 @@ from meshnet_logstate import FakeClock
 from meshnet_shard_server import dial, make_row, shard_server
 from meshnet_testing_models import prompt
 
-from meshnet_node.errors import ConfigError, Loading, MeshnetError, RangeError, Unauthorized
+from meshnet_node.errors import ConfigError, LinkLost, Loading, MeshnetError, RangeError, Unauthorized
 from meshnet_node.settings import ShardSettings
 from meshnet_node.shard.app import serve
 from meshnet_node.shard.process import Progress
@@ -331,3 +331,9 @@ async def test_a_port_that_is_taken_is_a_config_error(model: Path) -> None:
 async def test_a_token_file_that_can_not_be_read_is_a_config_error(model: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"MESHNET_TOKEN_FILE: .* can't be read"):
         await serve(settings(model, token_file=tmp_path / "none"))
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:99999", "[::1", "\0:80", f"{'x' * 300}:80", ""])
+async def test_what_is_no_address_is_a_link_that_is_lost(address: str) -> None:
+    with pytest.raises(LinkLost):
+        await dial_link(address, "head-1", (b"",))

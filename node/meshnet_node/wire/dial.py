@@ -43,7 +43,7 @@ async def dial(address: str, instance: str, tokens: Sequence[bytes]) -> ShardLin
         if infos[0].instance != infos[1].instance:
             raise WrongShard(f"two instances answer at {address}")
         return ShardLink(infos[1], sockets[0], sockets[1])
-    except (WebSocketException, OSError, TimeoutError) as error:
+    except (WebSocketException, OSError, ValueError, TimeoutError) as error:  # ValueError: no address at all
         await _close_all(sockets)
         raise LinkLost(f"{address}: {type(error).__name__}: {error}") from error
     except MeshnetError:
