@@ -131,6 +131,30 @@ BAD_FIELDS: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+async def test_a_field_of_several_types_says_what_it_may_be(heads: Heads) -> None:
+    head = await heads.start()
+    reply = await head.post("/v1/completions", {"model": MODEL, "prompt": [-1]})
+    wanted = "prompt: must be a string, a list of strings, a list of token ids, or a list of such lists"
+    assert (reply.status, reply.json()["error"]["message"]) == (400, wanted)
+    reply = await head.post(CHAT, {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}], "stop": [1]})
+    assert (reply.status, reply.json()["error"]["message"]) == (400, "stop: must be a string or a list of strings")
+
+
+async def test_others_are_served_while_a_body_of_many_messages_is_checked(heads: Heads) -> None:
+    head = await heads.start()
+    many = [{"role": "user", "content": ""}] * 60_000 + [{"role": "nobody", "content": ""}]
+    asked = asyncio.create_task(head.post(CHAT, {"model": MODEL, "messages": many}))
+    loop = asyncio.get_running_loop()
+    longest, began = 0.0, loop.time()
+    while not asked.done():
+        last = loop.time()
+        await asyncio.sleep(0.005)
+        longest = max(longest, loop.time() - last)
+    assert asked.result().status == 400
+    seconds = loop.time() - began
+    assert longest < seconds / 2, f"nobody was served for {longest:.2f} of {seconds:.2f} s"
+
+
 @pytest.mark.parametrize(("fields", "param"), BAD_FIELDS.values(), ids=BAD_FIELDS.keys())
 async def test_a_field_out_of_range_is_named(heads: Heads, fields: dict[str, Any], param: str) -> None:
     # vllm 4529, 16529, 6521, llama.cpp's table (cases 20, 22, 23, 28).

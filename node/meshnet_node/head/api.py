@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -25,6 +26,9 @@ from meshnet_node.text.text_model import TextModel
 
 M = TypeVar("M", bound=BaseModel)
 
+# From here on a body is checked in a thread.
+LARGE_BYTES = 256 * 1024
+
 
 @dataclass(frozen=True)
 class Api:
@@ -47,10 +51,16 @@ class Api:
 
     async def read(self, request: Request, model: type[M], not_here: frozenset[str] = frozenset()) -> M:
         """The request's body, parsed, checked for what is not supported, and validated. Raises ApiError, ClientGone."""
-        body = parse_object(await read_body(request, self.settings.max_body_bytes))
-        refuse_unsupported(body, model.model_fields.keys(), not_here)
-        fields = validate(model, body)
-        self.unknown.note(body.keys() - model.model_fields.keys())
+
+        def parse(raw: bytes) -> tuple[M, set[str]]:
+            body = parse_object(raw)
+            refuse_unsupported(body, model.model_fields.keys(), not_here)
+            return validate(model, body), body.keys() - model.model_fields.keys()
+
+        raw = await read_body(request, self.settings.max_body_bytes)
+        # A hundred thousand messages take more than a second.
+        fields, unknown = parse(raw) if len(raw) < LARGE_BYTES else await asyncio.to_thread(parse, raw)
+        self.unknown.note(unknown)
         return fields
 
     def check_model(self, name: str | None) -> None:

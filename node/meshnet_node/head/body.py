@@ -68,6 +68,8 @@ def validate(model: type[M], value: dict[str, Any]) -> M:
     where = ".".join(map(str, first["loc"]))
     reason = first["msg"].removeprefix("Value error, ")
     param = str(first["loc"][0]) if first["loc"] else None
+    if param in model.model_fields and len(first["loc"]) > 1 and (wanted := model.model_fields[param].description):
+        where, reason = param, f"must be {wanted}"  # the parser speaks of one type of several
     raise ApiError(f"{where}: {reason}" if where else reason, param=param)
 
 

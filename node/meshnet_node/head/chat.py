@@ -46,7 +46,7 @@ async def _prepare(api: Api, fields: ChatRequest, key: str) -> Answer:
     options = dict(fields.chat_template_kwargs)
     if fields.reasoning_effort is not None:
         options.setdefault("reasoning_effort", fields.reasoning_effort)
-    ids = await asyncio.to_thread(api.encode_chat, for_template(fields.messages), options)
+    ids = await asyncio.to_thread(lambda: api.encode_chat(for_template(fields.messages), options))
     plan = plan_chat(fields, ids, api.text, api.backend.max_context, key)
     return api.answer(plan, fields.stops)
 

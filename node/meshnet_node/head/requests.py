@@ -1,5 +1,6 @@
 """What clients may ask: one strict model per route. Null means absent; unknown fields are ignored.
 
+A description says what a field of several types must be, for the refusal of anything else.
 Fields that would change the answer and are not honoured are refused in refusals.py. Ranges that depend on the model
 (vocabulary, context) are checked in planning.py. Choices made here:
 
@@ -60,7 +61,7 @@ class GenerationFields(Body):
     n: int = Field(default=1, ge=1)
     max_tokens: int | None = Field(default=None, ge=1)
     min_tokens: int = Field(default=0, ge=0)
-    stop: str | list[str] = Field(default_factory=list)
+    stop: str | list[str] = Field(default_factory=list, description="a string or a list of strings")
     stop_token_ids: list[TokenId] = Field(default_factory=list, max_length=MAX_BIASES)
     ignore_eos: bool = False
     logit_bias: dict[str, float] = Field(default_factory=dict, max_length=MAX_BIASES)
@@ -126,7 +127,9 @@ class CompletionRequest(GenerationFields):
     return_token_ids: each choice also carries `token_ids`, the ids whose text it holds (vLLM's extension).
     """
 
-    prompt: str | list[str] | list[TokenId] | list[list[TokenId]]
+    prompt: str | list[str] | list[TokenId] | list[list[TokenId]] = Field(
+        description="a string, a list of strings, a list of token ids, or a list of such lists"
+    )
     best_of: int = Field(default=1, ge=1)
     echo: bool = False
     logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
