@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import sys
 from collections.abc import Callable
@@ -10,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from meshnet_node.__main__ import main
+from meshnet_node.settings import HeadSettings, NodeSettings, ShardSettings
 from meshnet_operator.__main__ import main as operator_main
 
+OPERATIONS = Path(__file__).parents[2] / "docs" / "operations.md"
 Capture = pytest.CaptureFixture[str]
 
 
@@ -63,3 +66,10 @@ def test_the_operator_says_what_it_needs(monkeypatch: pytest.MonkeyPatch, capsys
     monkeypatch.setattr(sys, "argv", ["meshnet-operator"])
     assert operator_main() == 1
     assert capsys.readouterr().err == "meshnet-operator: MESHNET_OPERATOR_NODE_IMAGE: is needed\n"
+
+
+@pytest.mark.parametrize("kind", [HeadSettings, ShardSettings])
+def test_every_setting_is_told_in_operations(kind: type[NodeSettings]) -> None:
+    told = OPERATIONS.read_text().split("## What to look at")[0]
+    own = {f"MESHNET_{name.upper()}" for name, field in kind.model_fields.items() if field.validation_alias is None}
+    assert not [name for name in sorted(own) if not re.search(rf"{name}\b", told)]

@@ -1,4 +1,4 @@
-"""Which sessions hold state here: opening, adopting, parking, leases, closing; architecture.md section 3.
+"""Which sessions hold state here: opening, adopting, parking, leases, closing; docs/architecture.md, Sessions.
 
 The event loop owns the store, so nothing here locks or waits; the clock is handed in. It knows neither the bytes of a
 frame nor the model: states come from a `States`, room from the ledger.

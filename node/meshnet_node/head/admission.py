@@ -1,4 +1,4 @@
-"""Who may start: a queue in order of arrival in front of the opens on all hops (architecture.md sections 3 and 7).
+"""Who may start: a queue in order of arrival in front of the opens on all hops (docs/architecture.md, Sessions).
 
 A request is promised only when every hop has reserved its state. While the oldest one is refused, it tries again at
 each close and heartbeat; it waits at most `queue_seconds`, and is then refused with 503 `overloaded`. Nothing that

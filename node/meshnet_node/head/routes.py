@@ -1,8 +1,8 @@
 """The route table: where new hops may go, and its file form.
 
-A table is JSON (architecture.md section 6), written by the operator or the local mesh and replaced whole. Its identity
-is (uid, epoch): another uid resets, a lower epoch of the same uid is ignored, and when the source disappears the last
-table stays. The table never moves a hop that works.
+A table is JSON (docs/architecture.md, Routes), written by the operator or the local mesh and replaced whole. Its
+identity is (uid, epoch): another uid resets, a lower epoch of the same uid is ignored, and when the source disappears
+the last table stays. The table never moves a hop that works.
 """
 
 from __future__ import annotations

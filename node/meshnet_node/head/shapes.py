@@ -1,6 +1,6 @@
-"""In what pieces positions are computed where determinism is strict (architecture.md section 10): the prompt in whole
-chunks, each answer token alone, in a replay as for the first time. The last bits of a sum depend on the shapes it is
-computed in, and in bfloat16 they decide on tokens.
+"""In what pieces positions are computed where determinism is strict (docs/architecture.md, What a client may rely on):
+the prompt in whole chunks, each answer token alone, in a replay as for the first time. The last bits of a sum depend on
+the shapes it is computed in, and in bfloat16 they decide on tokens.
 """
 
 from __future__ import annotations

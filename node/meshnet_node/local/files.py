@@ -28,7 +28,7 @@ def write_token(path: Path) -> None:
 
 
 def route_table(uid: str, epoch: int, shards: Sequence[Child]) -> dict[str, object]:
-    """The table (architecture.md section 6): one layout, its ranges, and the running processes of each."""
+    """The table (docs/architecture.md, Routes): one layout, its ranges, and the running processes of each."""
     ranges: dict[tuple[int, int], list[Child]] = {}
     for child in shards:
         if child.layers is not None:

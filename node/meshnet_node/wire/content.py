@@ -1,7 +1,7 @@
 """The rolling content hash: what a position's past consists of, in 8 bytes.
 
 h(0) = zeros; h(p+1) = blake2b-64(h(p) || token[p] as int32 little-endian). A row carries h(past_len); the shard keeps h
-per position, so that equal length with other content can't pass (architecture.md section 3).
+per position, so that equal length with other content can't pass (docs/architecture.md, Sessions).
 """
 
 from __future__ import annotations
