@@ -206,6 +206,13 @@ def test_the_policies_of_both_sides_let_the_operator_ask_heads_and_shards() -> N
     assert rule["to"][0]["podSelector"]["matchLabels"].items() <= names.labels(model, "head").items()
 
 
+def test_a_dot_in_the_releases_name_stands_in_no_name_of_an_object() -> None:
+    done = helm("template", "my.mesh", str(CHART), f"--kube-version={KUBERNETES}")
+    made = [body for body in yaml.safe_load_all(done.stdout) if body]
+    assert find(made, "Service")["metadata"]["name"] == "my-mesh-meshnet-metrics"
+    assert find(made, "Deployment")["metadata"]["name"] == "my-mesh-meshnet"
+
+
 def test_a_label_of_a_user_cannot_take_the_place_of_the_selector() -> None:
     taken = {"app.kubernetes.io/name": "mine"}
     body = find(render({"podLabels": taken, "labels": taken}), "Deployment")

@@ -1,10 +1,12 @@
 {{/* What names and labels, images and environment have in common. */}}
 
+{{/* Helm allows dots in the name of a release, Kubernetes none in that of a Service. */}}
 {{- define "meshnet.fullname" -}}
-{{- if contains "meshnet" .Release.Name -}}
-{{- .Release.Name | trunc 50 | trimSuffix "-" -}}
+{{- $release := .Release.Name | replace "." "-" -}}
+{{- if contains "meshnet" $release -}}
+{{- $release | trunc 50 | trimSuffix "-" -}}
 {{- else -}}
-{{- printf "%s-meshnet" .Release.Name | trunc 50 | trimSuffix "-" -}}
+{{- printf "%s-meshnet" $release | trunc 50 | trimSuffix "-" -}}
 {{- end -}}
 {{- end -}}
 
