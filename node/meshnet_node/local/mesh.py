@@ -105,6 +105,9 @@ class LocalMesh:
                 self.check()
                 with contextlib.suppress(httpx2.HTTPError):
                     if (await client.get(f"{self.url}/ready")).status_code == 200:
+                        # The head may know of a shard sooner than this process, which has yet to say so.
+                        for child in self.children:
+                            await self._check(client, child)
                         return
                 await asyncio.sleep(0.2)
         raise ConfigError(f"the mesh was not ready in {seconds:.0f} s; see the logs in {self.plan.folder}")
