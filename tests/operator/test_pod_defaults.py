@@ -74,6 +74,14 @@ def test_a_process_that_hangs_gets_no_time_to_drain(meshmodel: Make) -> None:
         assert spec["terminationGracePeriodSeconds"] > 5
 
 
+def test_pods_of_one_revision_are_spread_whatever_the_old_ones_do(meshmodel: Make) -> None:
+    """After a rollout two replicas were on one node, since the old pods on both had been counted."""
+    for spec in specs(view(meshmodel()), PodDefaults()):
+        (constraint,) = spec["topologySpreadConstraints"]
+        assert constraint["topologyKey"] == "kubernetes.io/hostname"
+        assert constraint["matchLabelKeys"] == ["pod-template-hash"]
+
+
 def test_what_the_meshmodel_states_goes_first(meshmodel: Make) -> None:
     body = meshmodel(**HUB, imagePullSecrets=[{"name": "own"}])
     body["spec"]["shards"][0]["env"] = [{"name": "HTTPS_PROXY", "value": "http://own.example:1"}]

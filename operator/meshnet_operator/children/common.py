@@ -206,12 +206,16 @@ def with_defaults(spec: Object, model: MeshModel, defaults: PodDefaults) -> Obje
 
 
 def spread(model: MeshModel, workload: str) -> list[Object]:
-    """Pods of one workload on several nodes where that is possible."""
+    """Pods of one workload on several nodes where that is possible.
+
+    Those of one revision are counted: during a rollout the old ones, which leave, would push the new ones together.
+    """
     return [
         {
             "maxSkew": 1,
             "topologyKey": "kubernetes.io/hostname",
             "whenUnsatisfiable": "ScheduleAnyway",
             "labelSelector": {"matchLabels": selector(model, workload)},
+            "matchLabelKeys": ["pod-template-hash"],
         }
     ]
