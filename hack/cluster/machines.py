@@ -149,14 +149,15 @@ class Machine:
         self._run("kube-proxy", [str(ensure("kube-proxy")), f"--config={self.own / 'kube-proxy.yaml'}"])
 
     def _run(self, name: str, command: list[str]) -> None:
+        """A process that is nobody's child: it outlives the one that starts it."""
         with (self.own / f"{name}.log").open("ab") as log:
-            subprocess.Popen(
-                [*network.inside(self.number), *command],
+            subprocess.run(
+                ["setsid", "--fork", *network.inside(self.number), *command],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                start_new_session=True,
                 env=containers.environment(),
+                check=True,
             )
 
     def _hierarchies(self) -> list[Path]:
@@ -205,6 +206,13 @@ class Machine:
 
     def heal(self) -> None:
         network.plug(self.number, connected=True)
+
+    def cut_off(self) -> None:
+        """No packet to the API server; the other nodes are there."""
+        network.block_host(self.number, blocked=True)
+
+    def reconnect(self) -> None:
+        network.block_host(self.number, blocked=False)
 
     def bring(self, store: Layout, names: list[str]) -> None:
         """More images while the node runs."""

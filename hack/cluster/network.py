@@ -129,6 +129,17 @@ def plug(number: int, connected: bool) -> None:
     ip("link", "set", f"node{number}", "up" if connected else "down", namespace=FABRIC)
 
 
+def block_host(number: int, blocked: bool) -> None:
+    """Lets a node and its pods no longer talk to this machine, where the control plane is, or lets them again."""
+    rules = "".join(
+        f"add chain inet cut {hook} {{ type filter hook {hook} priority 0; }}\n"
+        f"add rule inet cut {hook} ip daddr {HOST} drop\n"
+        for hook in ("output", "forward")
+    )
+    script = f"add table inet cut\n{rules}" if blocked else "delete table inet cut\n"
+    subprocess.run([*inside(number), "nft", "--file", "-"], input=script, text=True, check=True, capture_output=True)
+
+
 def remove(count: int) -> None:
     """Takes everything away, in whatever state it is."""
     for network in (PODS, SERVICES):

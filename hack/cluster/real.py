@@ -5,6 +5,7 @@ Everything lies in one folder and goes with `down`, which needs nothing but that
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import os
@@ -27,10 +28,12 @@ from cluster.plane import Plane, stop_folder
 CHART = HACK.parent / "charts" / "meshnet"
 SAMPLE = HACK.parent / "samples" / "smollm2.yaml"
 NODES = 3
-# Sockets of shims and links to logs are in places that no setting moves.
+# Traces in places that no setting moves: sockets of shims, states of runc, links to logs, what the CNI remembers.
 SOCKETS = Path("/run/containerd/s")
+RUNC = Path("/run/containerd/runc/k8s.io")
 LOG_LINKS = Path("/var/log/containers")
 CNI_RESULTS = Path("/var/lib/cni/results")
+DEVICES = Path("/var/lib/kubelet/device-plugins")
 NETWORKS = ("10.89.", "10.90.", "10.96.", "blackhole 10.90.", "blackhole 10.96.")
 ASK = (
     '{{"model": "{model}", "stream": true, "temperature": 0,'
@@ -181,15 +184,26 @@ class RealCluster:
 
     def _remove_traces(self) -> None:
         listening = Path("/proc/net/unix").read_text()
-        for socket in SOCKETS.glob("*"):
+        for socket in (*SOCKETS.glob("*"), DEVICES / "kubelet.sock"):
             if str(socket) not in listening:
-                socket.unlink()
+                socket.unlink(missing_ok=True)
         for link in LOG_LINKS.glob("*.log"):
             if link.is_symlink() and str(link.readlink()).startswith(f"{self.folder}/"):
                 link.unlink()
-        for result in CNI_RESULTS.glob("bridge-*"):
-            if f"{self.folder}/" in result.read_text(errors="replace"):
-                result.unlink()
+        for state in RUNC.glob("*/state.json"):
+            if f"{self.folder}/" in state.read_text():
+                shutil.rmtree(state.parent)
+        self._forget_cni()
+        _remove_empty()
+
+    def _forget_cni(self) -> None:
+        """A pod's interfaces, its loopback too: only the bridge's configuration names our folder."""
+        results = {file: json.loads(file.read_text()) for file in CNI_RESULTS.glob("*")}
+        mark = f"{self.folder}/".encode()
+        own = {one["containerId"] for one in results.values() if mark in base64.b64decode(one["config"])}
+        for file, one in results.items():
+            if one["containerId"] in own:
+                file.unlink()
 
     def left(self) -> list[str]:
         """What of a cluster is still on this machine."""
@@ -201,3 +215,11 @@ class RealCluster:
             found += [f"namespace {path.name}" for path in network.NAMESPACES.iterdir() if "meshnet-" in path.name]
         found += [f"route {line}" for line in network.ip("route", "show").splitlines() if line.startswith(NETWORKS)]
         return found
+
+
+def _remove_empty() -> None:
+    """Folders of traces, where nothing of somebody else is in them."""
+    for place in (SOCKETS, RUNC, LOG_LINKS, CNI_RESULTS, DEVICES):
+        for folder in (place, *place.parents[:2]):
+            with contextlib.suppress(OSError):
+                folder.rmdir()

@@ -50,11 +50,4 @@ def test_streams_end_as_if_nothing_had_happened(site: Site, replicas: int, fault
 
 def in_use(site: Site, shard: str) -> Object:
     """The pod that serves the running answers, by its own count of sessions."""
-    pods = site.pods(shard)
-    return max(pods, key=lambda pod: active(site, pod))
-
-
-def active(site: Site, pod: Object) -> float:
-    text = site.fetch(f"http://{pod['status']['podIP']}:8100/metrics")
-    lines = [line for line in text.splitlines() if line.startswith("meshnet_shard_sessions_active")]
-    return float(lines[0].split()[-1])
+    return max(site.pods(shard), key=site.sessions)

@@ -110,6 +110,15 @@ class Site:
         items = self.read("get", "events", "--field-selector=involvedObject.kind=MeshModel")["items"]
         return [f"{one['reason']}: {one['message']}" for one in items if reason in one["reason"]]
 
+    def sessions(self, pod: Object) -> float:
+        """Answers that a shard's pod works on, by its own count."""
+        lines = self.fetch(f"http://{pod['status']['podIP']}:8100/metrics").splitlines()
+        return sum(float(line.split()[-1]) for line in lines if line.startswith("meshnet_shard_sessions_active"))
+
+    def ready_nodes(self) -> set[str]:
+        nodes = self.read("get", "nodes")["items"]
+        return {node["metadata"]["name"] for node in nodes if _ready(node)}
+
     def machine(self, pod: Object) -> Machine:
         return next(one for one in self.cluster.machines if one.name == pod["spec"]["nodeName"])
 
@@ -167,6 +176,13 @@ class Site:
             [{"op": "add", "path": f"/spec/shards/{at}/replicas", "value": count} for at, _ in enumerate(shards)]
         )
         self.settle()
+
+    def respread(self) -> None:
+        """All pods anew, so that each node has some again."""
+        self.settle(seconds=240)
+        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        self.patch([{"op": "add", "path": "/spec/restartedAt", "value": now}])
+        self.settle(seconds=240)
 
     def delete(self, pod: Object, *flags: str) -> None:
         self.cluster.kubectl(f"--namespace={NAMESPACE}", "delete", "pod", pod["metadata"]["name"], *flags)
@@ -236,6 +252,7 @@ class Site:
             self.settle()
 
 
-def _ready(pod: Object) -> bool:
-    conditions = pod["status"].get("conditions", [])
+def _ready(body: Object) -> bool:
+    """Of a pod or a node."""
+    conditions = body["status"].get("conditions", [])
     return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)

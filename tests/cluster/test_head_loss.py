@@ -1,0 +1,59 @@
+"""The head dies, or has no path to offer."""
+
+from __future__ import annotations
+
+import time
+
+import openai
+import pytest
+from meshnet_site import MODEL, Site
+
+
+def test_a_killed_head_is_replaced_and_the_next_request_works(site: Site) -> None:
+    expected = site.undisturbed("Count to ten.", 40)
+    (head,) = site.pods("head")
+    reader = site.start()
+    site.under_way(reader)
+    site.delete(head, "--grace-period=0", "--force", "--wait=false")
+    reader.join(60)
+    assert reader.error is not None, "a stream ends with its head"
+    site.settle()
+    again = site.start("Count to ten.", 40)
+    again.join(120)
+    assert again.error is None
+    assert again.text == expected
+
+
+def test_a_head_that_is_told_to_go_lets_its_streams_end(site: Site) -> None:
+    """A rollout of the head: the old one drains while the new one answers."""
+    (head,) = site.pods("head")
+    with site.streams("head rollout"):
+        site.delete(head, "--wait=false")
+        fresh = site.until(lambda: _others(site, head["metadata"]["uid"]), 120, "another head is ready")
+        assert fresh
+
+
+def test_without_a_path_new_requests_are_refused_with_a_time_to_come_again(site: Site) -> None:
+    (back,) = site.pods("back")
+    # Its Deployment can't make another one.
+    site.cluster.kubectl("cordon", *(machine.name for machine in site.cluster.machines))
+    try:
+        site.delete(back, "--grace-period=0", "--force", "--wait=false")
+        site.until(lambda: site.condition("Ready")["reason"] == "NoCompletePath", 30, "no path is said")
+        began = time.monotonic()
+        with pytest.raises(openai.APIStatusError) as refused:
+            site.client().chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "Hello"}])
+        assert refused.value.status_code == 503
+        assert int(refused.value.response.headers["Retry-After"]) > 0
+        assert time.monotonic() - began < 30
+    finally:
+        site.cluster.kubectl("uncordon", *(machine.name for machine in site.cluster.machines))
+    site.settle()
+
+
+def _others(site: Site, uid: str) -> bool:
+    return any(
+        pod["metadata"]["uid"] != uid
+        and all(one["ready"] for one in pod["status"].get("containerStatuses", [{"ready": 0}]))
+        for pod in site.pods("head")
+    )
