@@ -123,7 +123,7 @@ def image_root(store: Layout, names: list[str]) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        key = hashlib.sha256(json.dumps([store.manifest(name).digest for name in names]).encode()).hexdigest()
+        key = hashlib.sha256(json.dumps({name: store.manifest(name).digest for name in names}).encode()).hexdigest()
         note = folder / "key"
         if not (note.exists() and note.read_text() == key):
             note.unlink(missing_ok=True)

@@ -142,7 +142,8 @@ class RealCluster:
 
     def install(self, say: Callable[[str], None], *settings: str) -> None:
         """The chart and, when its operator is ready, the sample; returns when that is Ready."""
-        self.helm("install", "meshnet", str(self.chart), "--namespace=meshnet", "--create-namespace", *settings)
+        local = f"--set=global.registry={recipes.REGISTRY}"
+        self.helm("install", "meshnet", str(self.chart), "--namespace=meshnet", "--create-namespace", local, *settings)
         self.kubectl("create", "namespace", "models")
         restricted = [f"pod-security.kubernetes.io/{mode}=restricted" for mode in ("enforce", "warn")]
         self.kubectl("label", "namespace", "models", *restricted)

@@ -14,11 +14,13 @@ from images.layout import Blob, Layout, digest_of
 REPOSITORY = HACK.parent
 LOCKS = REPOSITORY / "requirements"
 VERSION = "0.1.0"
-OPERATOR = f"docker.io/meshnet/operator:{VERSION}"
-NODE = f"docker.io/meshnet/node:{VERSION}"
-MODEL = "docker.io/meshnet/smollm2:1"
-PAUSE = "localhost/pause:1"
-DNS = "localhost/coredns:1"
+# No registry has them: each node gets them by hand.
+REGISTRY = "localhost"
+OPERATOR = f"{REGISTRY}/meshnet/operator:{VERSION}"
+NODE = f"{REGISTRY}/meshnet/node:{VERSION}"
+MODEL = f"{REGISTRY}/meshnet/smollm2:1"
+PAUSE = f"{REGISTRY}/pause:1"
+DNS = f"{REGISTRY}/coredns:1"
 USER = "10001:10001"
 DEMO = REPOSITORY / ".demo" / "smollm2"
 CODE = Path(__file__).parent

@@ -1,0 +1,108 @@
+"""The spec changes under load: no failed request, no other text."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from cluster.real import SAMPLE
+from images import recipes
+from meshnet_site import MODEL, NAMESPACE, PROMPTS, Site
+
+
+def test_a_changed_environment_rolls_one_shard_alone(site: Site) -> None:
+    before = site.uids("front", "back", "head")
+    with site.streams("environment of one shard changed"):
+        site.patch([{"op": "add", "path": "/spec/shards/1/env/-", "value": {"name": "ROLLED", "value": _now()}}])
+        site.until(lambda: site.uids("back")["back"] != before["back"], 120, "another pod of back")
+    after = site.uids("front", "back", "head")
+    assert after["front"] == before["front"]
+    assert after["head"] == before["head"]
+    assert not after["back"] & before["back"]
+
+
+def test_a_new_image_rolls_all_pods(site: Site) -> None:
+    store = recipes.layout()
+    name = recipes.other_node(store, f"test{_now()}")
+    for machine in site.cluster.machines:
+        machine.bring(store, [name])
+    before = site.uids("front", "back")
+    with site.streams("new image"):
+        site.patch([{"op": "add", "path": "/spec/image", "value": name}])
+        site.until(lambda: site.condition("Progressing")["status"] == "True", 30, "the rollout begins")
+        site.until(lambda: site.condition("Progressing")["reason"] == "Complete", 240, "the rollout ends")
+    after = site.uids("front", "back")
+    assert not (after["front"] | after["back"]) & (before["front"] | before["back"])
+    site.patch([{"op": "remove", "path": "/spec/image"}])
+    site.settle()
+
+
+def test_another_cut_takes_over_and_back(site: Site) -> None:
+    two = site.model()["spec"]["shards"]
+    three = [
+        two[0] | {"name": "front", "startLayer": 0, "endLayer": 9},
+        two[0] | {"name": "middle", "startLayer": 10, "endLayer": 19},
+        two[1] | {"name": "back", "startLayer": 20, "endLayer": 29},
+    ]
+    before = site.epoch()
+    with site.streams("two shards become three"):
+        site.patch([{"op": "replace", "path": "/spec/shards", "value": three}])
+        site.until(lambda: site.condition("Progressing")["status"] == "True", 30, "the change begins")
+        site.until(lambda: site.condition("Progressing")["reason"] == "Complete", 240, "the change ends")
+    assert site.status()["readyShards"] == "3/3"
+    assert site.epoch() > before
+    with site.streams("three shards become two"):
+        site.patch([{"op": "replace", "path": "/spec/shards", "value": two}])
+        site.until(lambda: site.condition("Progressing")["reason"] == "Complete", 240, "the change back ends")
+    assert site.status()["readyShards"] == "2/2"
+
+
+def test_a_change_that_is_taken_back_half_way_leaves_the_serving_pods(site: Site) -> None:
+    before = site.uids("front", "back")
+    with site.streams("a change taken back"):
+        site.patch([{"op": "add", "path": "/spec/image", "value": recipes.NODE.replace(recipes.VERSION, "none")}])
+        site.until(lambda: site.condition("Progressing")["status"] == "True", 30, "the rollout begins")
+        time.sleep(3)
+        site.patch([{"op": "remove", "path": "/spec/image"}])
+    assert site.uids("front", "back") == before
+
+
+def test_replicas_come_and_go(site: Site) -> None:
+    with site.streams("1 -> 2 -> 1 replicas", tokens=320):
+        for count in (2, 1):
+            site.replicas(count)
+
+
+def test_two_models_live_in_one_namespace(site: Site) -> None:
+    second: dict[str, Any] = site.model()
+    wanted = {
+        "apiVersion": second["apiVersion"],
+        "kind": second["kind"],
+        "metadata": {"name": "second"},
+        "spec": second["spec"],
+    }
+    site.apply(wanted)
+    try:
+        with site.streams("a second model comes and goes"):
+            site.settle("second")
+            other = site.start(PROMPTS[0], 40, "second")
+            other.join(120)
+            assert other.error is None
+            site.cluster.kubectl(f"--namespace={NAMESPACE}", "delete", "mm", "second", "--wait")
+    finally:
+        site.cluster.kubectl(f"--namespace={NAMESPACE}", "delete", "mm", "second", "--ignore-not-found")
+    site.until(lambda: not site.owned("second"), 60, "nothing of the second model is left")
+
+
+def test_a_model_that_is_deleted_and_made_anew_serves_again(site: Site) -> None:
+    first = site.model()["metadata"]["uid"]
+    site.cluster.kubectl(f"--namespace={NAMESPACE}", "delete", "mm", MODEL)
+    site.cluster.kubectl(f"--namespace={NAMESPACE}", "apply", f"--filename={SAMPLE}")
+    site.settle()
+    assert site.model()["metadata"]["uid"] != first
+    reader = site.start()
+    site.check(reader)
+
+
+def _now() -> str:
+    return str(int(time.time()))
