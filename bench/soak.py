@@ -24,7 +24,8 @@ from dataclasses import dataclass, field
 
 import openai
 from cluster.machines import Machine
-from cluster.real import ClusterError, RealCluster
+from cluster.real import RealCluster
+from cluster.release import ClusterError
 from meshnet_site import MODEL, PROMPTS, Object, Reader, Site
 
 LENGTHS = (40, 120)
@@ -159,7 +160,7 @@ class Faults:
         machine = self._machine()
         machine.crash()
         time.sleep(25)
-        machine.start([one.number for one in self.site.cluster.machines if one.number != machine.number])
+        machine.start([one.number for one in self.site.machines if one.number != machine.number])
         self._back(machine)
 
     def _partition(self) -> None:
@@ -171,7 +172,7 @@ class Faults:
 
     def _machine(self) -> Machine:
         """Not the first: this machine reaches Services through it, and the head is there."""
-        return self.rng.choice(self.site.cluster.machines[1:])
+        return self.rng.choice(self.site.machines[1:])
 
     def _back(self, machine: Machine) -> None:
         self.site.cluster.kubectl("wait", "--for=condition=Ready", f"node/{machine.name}", "--timeout=90s")
@@ -180,19 +181,14 @@ class Faults:
 def leaks(site: Site) -> Object:
     """What is still held when nobody asks any more: must be nothing. (Parked sessions are none: they may be reused.)"""
     found = {
-        "running_generations": sum(_gauge(site, pod, 8000, "meshnet_generations_running") for pod in site.pods("head")),
+        "running_generations": sum(site.gauge(pod, "meshnet_generations_running") for pod in site.pods("head")),
         "active_sessions": 0.0,
         "integrity_failures": 0.0,
     }
     for pod in (pod for shard in SHARDS for pod in site.pods(shard)):
-        found["active_sessions"] += _gauge(site, pod, 8100, "meshnet_shard_sessions_active")
-        found["integrity_failures"] += _gauge(site, pod, 8100, "meshnet_shard_integrity_failures_total")
+        found["active_sessions"] += site.gauge(pod, "meshnet_shard_sessions_active")
+        found["integrity_failures"] += site.gauge(pod, "meshnet_shard_integrity_failures_total")
     return found
-
-
-def _gauge(site: Site, pod: Object, port: int, name: str) -> float:
-    text = site.fetch(f"http://{pod['status']['podIP']}:{port}/metrics")
-    return sum(float(line.split()[-1]) for line in text.splitlines() if line.split("{")[0].split(" ")[0] == name)
 
 
 def soak(site: Site, minutes: float, count: int, seed: int) -> tuple[Object, bool]:

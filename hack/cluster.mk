@@ -25,7 +25,15 @@ cluster-down: ## end it; nothing stays
 e2e: nodes ## kill real pods under real streams (a quarter of an hour)
 	MESHNET_E2E=1 $(PY) -m pytest --timeout 600 tests/cluster
 
-.PHONY: soak
+.PHONY: e2e-policies kind soak
+e2e-policies: nodes ## the same for NetworkPolicies, which kube-router enforces (minutes to build it at first)
+	MESHNET_E2E=1 MESHNET_E2E_POLICIES=1 $(PY) -m pytest --timeout 900 tests/cluster/test_policies.py
+
+kind: images-archive ## the tests on a cluster that kind makes, where its node image can be pulled; needs Docker
+	kind create cluster --name meshnet --kubeconfig .cache/kind.kubeconfig
+	for archive in dist/*.tar; do kind load image-archive --name meshnet $$archive || exit 1; done
+	MESHNET_E2E=1 MESHNET_TEST_KUBECONFIG=.cache/kind.kubeconfig $(PY) -m pytest --timeout 600 tests/cluster
+
 MINUTES ?= 10
 soak: ## random faults against random load on the running cluster, for MINUTES
 	PYTHONPATH=hack:operator:tests/support $(PY) bench/soak.py --minutes $(MINUTES)

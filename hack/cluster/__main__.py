@@ -22,7 +22,8 @@ from cluster.binaries import CHART, NODE, PLANE, BuildError, Tool, ensure
 from cluster.containers import ContainerError
 from cluster.network import NetworkError
 from cluster.plane import Plane, PlaneError, stop_folder
-from cluster.real import ClusterError, RealCluster
+from cluster.real import RealCluster
+from cluster.release import ClusterError
 
 
 def _build(tools: tuple[Tool, ...]) -> int:

@@ -63,7 +63,9 @@ NODE = (
     Tool("coredns", "coredns", "."),
     Tool("pause", "pause", "."),
 )
-TOOLS = {tool.name: tool for tool in (*PLANE, *CHART, *NODE)}
+# For the tests of NetworkPolicies alone.
+FIREWALL = Tool("kube-router", "kube-router", "github.com/cloudnativelabs/kube-router/v2/cmd/kube-router")
+TOOLS = {tool.name: tool for tool in (*PLANE, *CHART, *NODE, FIREWALL)}
 
 
 class BuildError(Exception):

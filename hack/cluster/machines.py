@@ -13,6 +13,7 @@ import os
 import shutil
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ from cluster.pki import Authority
 
 CGROUPS = Path("/sys/fs/cgroup")
 ZONE = "topology.kubernetes.io/zone"
-PROGRAMS = ("containerd", "containerd-shim-runc-v2", "kubelet", "kube-proxy", "runc")
+PROGRAMS = ("containerd", "containerd-shim-runc-v2", "kubelet", "kube-proxy", "kube-router", "runc")
 
 
 @dataclass(frozen=True)
@@ -137,18 +138,18 @@ class Machine:
         """The first time, and after a crash or a stop."""
         network.add_node(self.number, others)
         self._make_cgroups()
-        self._run("containerd", containers.command(self.own))
+        self.run("containerd", containers.command(self.own))
         containers.wait(self.own)
-        self._run(
+        self.run(
             "kubelet",
             [str(ensure("kubelet")), f"--config={self.own / 'kubelet.yaml'}",
              f"--kubeconfig={self.folder / 'pki' / self.name}.kubeconfig", f"--root-dir={self.own / 'kubelet'}",
              f"--cert-dir={self.own / 'kubelet' / 'pki'}", f"--hostname-override={self.name}",
              f"--node-ip={network.node_address(self.number)}", f"--node-labels={ZONE}=z{self.number}", "--v=2"],
         )  # fmt: skip
-        self._run("kube-proxy", [str(ensure("kube-proxy")), f"--config={self.own / 'kube-proxy.yaml'}"])
+        self.run("kube-proxy", [str(ensure("kube-proxy")), f"--config={self.own / 'kube-proxy.yaml'}"])
 
-    def _run(self, name: str, command: list[str]) -> None:
+    def run(self, name: str, command: list[str]) -> None:
         """A process that is nobody's child: it outlives the one that starts it."""
         with (self.own / f"{name}.log").open("ab") as log:
             subprocess.run(
@@ -159,6 +160,13 @@ class Machine:
                 env=containers.environment(),
                 check=True,
             )
+
+    def end(self, program: str) -> None:
+        """Processes of one of the node's programs."""
+        for pid, line in _command_lines():
+            if f"{self.own}/".encode() in line and _program(line) == program:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGTERM)
 
     def _hierarchies(self) -> list[Path]:
         """One folder for each controller of version 1, or the one of version 2."""
@@ -187,6 +195,20 @@ class Machine:
     def in_container(self, container: str) -> list[int]:
         """Processes of one container by its id, the first one first."""
         return sorted(pid for pid in self.contained() if container in _read(Path(f"/proc/{pid}/cgroup")))
+
+    def fill_memory(self, container: str) -> None:
+        """Takes memory at a container's cost until its limit has the kernel kill its largest process."""
+        (pid, *_) = self.in_container(container)
+        controllers = dict(line.split(":")[1:] for line in _read(Path(f"/proc/{pid}/cgroup")).splitlines())
+        group = controllers.get("memory", controllers.get("", ""))
+        folder = CGROUPS / "memory" if "memory" in controllers else CGROUPS
+        with tempfile.NamedTemporaryFile(dir="/dev/shm", prefix="meshnet-ballast-") as ballast:
+            fill = f"echo $$ > {folder}{group}/cgroup.procs && exec dd if=/dev/zero of={ballast.name} bs=1M"
+            with subprocess.Popen(["sh", "-c", fill], stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as filler:
+                end = time.monotonic() + 60
+                while pid in self.in_container(container) and time.monotonic() < end:
+                    time.sleep(0.02)
+                filler.kill()
 
     def crash(self) -> None:
         """A power cut. `start` brings the node back."""

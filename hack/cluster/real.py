@@ -1,4 +1,4 @@
-"""A whole Kubernetes on this machine: control plane, nodes, network, DNS; then our chart and a MeshModel on it.
+"""A whole Kubernetes on this machine: control plane, nodes, network, DNS.
 
 Everything lies in one folder and goes with `down`, which needs nothing but that folder and can be called after any end.
 """
@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import shutil
-import subprocess
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -20,13 +19,12 @@ from pathlib import Path
 from images import recipes
 
 from cluster import containers, network
-from cluster.binaries import HACK, cache_folder, ensure
+from cluster.binaries import HACK, cache_folder
 from cluster.machines import CGROUPS, Machine, missing_tools, mounts, unmount
 from cluster.pki import Authority
 from cluster.plane import Plane, stop_folder
+from cluster.release import MODEL, NAMESPACE, Cluster, ClusterError
 
-CHART = HACK.parent / "charts" / "meshnet"
-SAMPLE = HACK.parent / "samples" / "smollm2.yaml"
 NODES = 3
 # Traces in places that no setting moves: sockets of shims, states of runc, links to logs, what the CNI remembers.
 SOCKETS = Path("/run/containerd/s")
@@ -35,14 +33,6 @@ LOG_LINKS = Path("/var/log/containers")
 CNI_RESULTS = Path("/var/lib/cni/results")
 DEVICES = Path("/var/lib/kubelet/device-plugins")
 NETWORKS = ("10.89.", "10.90.", "10.96.", "blackhole 10.90.", "blackhole 10.96.")
-ASK = (
-    '{{"model": "{model}", "stream": true, "temperature": 0,'
-    ' "messages": [{{"role": "user", "content": "What is the capital of France?"}}]}}'
-)
-
-
-class ClusterError(Exception):
-    """The cluster can't be made or does not get ready; the message says what is missing or holds what was printed."""
 
 
 def default_folder() -> Path:
@@ -50,12 +40,11 @@ def default_folder() -> Path:
 
 
 @dataclass
-class RealCluster:
+class RealCluster(Cluster):
     """`folder` holds everything of it."""
 
     folder: Path = field(default_factory=default_folder)
     count: int = NODES
-    chart: Path = CHART
 
     @property
     def machines(self) -> list[Machine]:
@@ -68,22 +57,6 @@ class RealCluster:
     @property
     def running(self) -> bool:
         return self.kubeconfig.exists()
-
-    # Commands
-
-    def _run(self, *command: str, stdin: str | None = None, check: bool = True) -> str:
-        environment = {**os.environ, "KUBECONFIG": str(self.kubeconfig), "HELM_CACHE_HOME": str(self.folder / "helm")}
-        done = subprocess.run(command, input=stdin, capture_output=True, text=True, env=environment)
-        if check and done.returncode != 0:
-            raise ClusterError(f"{' '.join(command[1:])}: {(done.stderr or done.stdout).strip()[-3000:]}")
-        return done.stdout
-
-    def kubectl(self, *arguments: str, stdin: str | None = None, check: bool = True) -> str:
-        """Its output. Raises ClusterError unless `check` is off."""
-        return self._run(str(ensure("kubectl")), *arguments, stdin=stdin, check=check)
-
-    def helm(self, *arguments: str, check: bool = True) -> str:
-        return self._run(str(ensure("helm")), *arguments, check=check)
 
     # Up
 
@@ -138,29 +111,10 @@ class RealCluster:
                 raise ClusterError(f"nodes did not register: see the logs in {self.folder}")
             time.sleep(0.2)
 
-    # Our product on it
-
-    def install(self, say: Callable[[str], None], *settings: str) -> None:
-        """The chart and, when its operator is ready, the sample; returns when that is Ready."""
-        local = f"--set=global.registry={recipes.REGISTRY}"
-        self.helm("install", "meshnet", str(self.chart), "--namespace=meshnet", "--create-namespace", local, *settings)
-        self.kubectl("create", "namespace", "models")
-        restricted = [f"pod-security.kubernetes.io/{mode}=restricted" for mode in ("enforce", "warn")]
-        self.kubectl("label", "namespace", "models", *restricted)
-        self.kubectl("apply", "--namespace=models", f"--filename={SAMPLE}")
-        self.kubectl("--namespace=meshnet", "rollout", "status", "deployment/meshnet", "--timeout=120s")
-        say("operator ready")
-        self.kubectl("--namespace=models", "wait", "--for=condition=Ready", "mm/smollm2", "--timeout=300s")
-        say("mm/smollm2 Ready")
-
-    def url(self, service: str = "smollm2", namespace: str = "models") -> str:
-        """The Service's address as this machine reaches it."""
-        body = json.loads(self.kubectl("get", "service", service, f"--namespace={namespace}", "--output=json"))
+    def url(self, service: str = MODEL) -> str:
+        """By the Service's own address, which this machine reaches through one node."""
+        body = json.loads(self.kubectl("get", "service", service, f"--namespace={NAMESPACE}", "--output=json"))
         return f"http://{body['spec']['clusterIP']}:{body['spec']['ports'][0]['port']}"
-
-    def curl(self, model: str = "smollm2") -> str:
-        """A line to paste into a shell."""
-        return f"curl -N {self.url(model)}/v1/chat/completions -d '{ASK.format(model=model)}'"
 
     # Down
 

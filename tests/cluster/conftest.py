@@ -1,13 +1,18 @@
-"""The cluster of these tests: the one that `make cluster` left running, else one of their own, which they take down."""
+"""The cluster of these tests: that of MESHNET_TEST_KUBECONFIG, the one that `make cluster` left running, else one of
+their own, which they take down.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 
 import pytest
-from cluster.real import SAMPLE, RealCluster
-from meshnet_site import MODEL, NAMESPACE, Site
+from cluster.given import GivenCluster
+from cluster.real import RealCluster
+from cluster.release import Cluster
+from meshnet_site import MODEL, Site
 
 sites: list[Site] = []
 
@@ -16,19 +21,34 @@ sites: list[Site] = []
 def whole_cluster() -> Iterator[Site]:
     if os.environ.get("MESHNET_E2E") != "1":
         pytest.skip("these take a quarter of an hour and root: `make e2e` runs them")
-    cluster = RealCluster()
-    own = not cluster.running
-    try:
-        if own:
-            cluster.up(print)
-            cluster.install(print)
-        made = Site(cluster)
+    with contextlib.ExitStack() as stack:
+        made = Site(_given(stack) or _real(stack))
         sites.append(made)
-        cluster.kubectl("apply", f"--namespace={NAMESPACE}", f"--filename={SAMPLE}")
+        made.cluster.apply_sample()
         made.settle()
         yield made
-    finally:
-        left = cluster.down() if own else []
+
+
+def _given(stack: contextlib.ExitStack) -> Cluster | None:
+    """Somebody else's, where the environment names one; our release comes and goes with the tests."""
+    given = GivenCluster.from_environment()
+    if given is not None:
+        stack.callback(given.close)
+        given.install(print)
+    return given
+
+
+def _real(stack: contextlib.ExitStack) -> Cluster:
+    cluster = RealCluster()
+    if not cluster.running:
+        stack.callback(_take_down, cluster)
+        cluster.up(print)
+        cluster.install(print)
+    return cluster
+
+
+def _take_down(cluster: RealCluster) -> None:
+    left = cluster.down()
     assert not left, left
 
 

@@ -38,8 +38,8 @@ def test_a_shard_takes_no_stranger(site: Site) -> None:
     assert status in (401, 403)
 
 
-def test_a_shard_with_another_token_gets_no_work(site: Site) -> None:
-    """The Secret changes under one new pod: heads and old pods know the old token, and nothing is served in between."""
+def test_a_second_shard_token_is_taken_while_streams_go_on(site: Site) -> None:
+    """The first step of a rotation: a new pod reads both, heads and old pods know the old one still."""
     name = f"{MODEL}-mesh"
     right = site.read("get", "secret", name)["data"]["token"]
     both = base64.b64encode(base64.b64decode(right).strip() + b"\nanother-token-for-later\n").decode()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from cluster.real import SAMPLE
 from images import recipes
 from meshnet_site import MODEL, NAMESPACE, PROMPTS, Site
 
@@ -24,7 +23,7 @@ def test_a_changed_environment_rolls_one_shard_alone(site: Site) -> None:
 def test_a_new_image_rolls_all_pods(site: Site) -> None:
     store = recipes.layout()
     name = recipes.other_node(store, f"test{_now()}")
-    for machine in site.cluster.machines:
+    for machine in site.machines:
         machine.bring(store, [name])
     before = site.uids("front", "back")
     with site.streams("new image"):
@@ -73,6 +72,16 @@ def test_replicas_come_and_go(site: Site) -> None:
             site.replicas(count)
 
 
+def test_an_upgrade_of_the_chart_leaves_the_model_pods(site: Site) -> None:
+    before = site.uids("front", "back", "head")
+    operators = {pod["metadata"]["uid"] for pod in site.read("get", "pods", namespace="meshnet")["items"]}
+    with site.streams("chart upgraded"):
+        site.cluster.install_chart("--set=logLevel=DEBUG", "--wait")
+    after = {pod["metadata"]["uid"] for pod in site.read("get", "pods", namespace="meshnet")["items"]}
+    assert not operators & after, "the operator itself was rolled"
+    assert site.uids("front", "back", "head") == before
+
+
 def test_two_models_live_in_one_namespace(site: Site) -> None:
     second: dict[str, Any] = site.model()
     wanted = {
@@ -97,7 +106,7 @@ def test_two_models_live_in_one_namespace(site: Site) -> None:
 def test_a_model_that_is_deleted_and_made_anew_serves_again(site: Site) -> None:
     first = site.model()["metadata"]["uid"]
     site.cluster.kubectl(f"--namespace={NAMESPACE}", "delete", "mm", MODEL)
-    site.cluster.kubectl(f"--namespace={NAMESPACE}", "apply", f"--filename={SAMPLE}")
+    site.cluster.apply_sample()
     site.settle()
     assert site.model()["metadata"]["uid"] != first
     reader = site.start()

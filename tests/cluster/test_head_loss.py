@@ -36,7 +36,8 @@ def test_a_head_that_is_told_to_go_lets_its_streams_end(site: Site) -> None:
 def test_without_a_path_new_requests_are_refused_with_a_time_to_come_again(site: Site) -> None:
     (back,) = site.pods("back")
     # Its Deployment can't make another one.
-    site.cluster.kubectl("cordon", *(machine.name for machine in site.cluster.machines))
+    nodes = site.ready_nodes()
+    site.cluster.kubectl("cordon", *nodes)
     try:
         site.delete(back, "--grace-period=0", "--force", "--wait=false")
         site.until(lambda: site.condition("Ready")["reason"] == "NoCompletePath", 30, "no path is said")
@@ -47,7 +48,7 @@ def test_without_a_path_new_requests_are_refused_with_a_time_to_come_again(site:
         assert int(refused.value.response.headers["Retry-After"]) > 0
         assert time.monotonic() - began < 30
     finally:
-        site.cluster.kubectl("uncordon", *(machine.name for machine in site.cluster.machines))
+        site.cluster.kubectl("uncordon", *nodes)
     site.settle()
 
 

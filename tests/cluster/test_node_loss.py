@@ -45,7 +45,7 @@ def working(site: Site) -> Machine:
             sessions[pod["spec"]["nodeName"]] += int(site.sessions(pod))
     (name, count), *_ = sessions.most_common()
     assert count > 0
-    return next(machine for machine in site.cluster.machines if machine.name == name)
+    return next(machine for machine in site.machines if machine.name == name)
 
 
 def ready(site: Site, machine: Machine) -> None:
@@ -67,7 +67,7 @@ def test_a_node_crashes_and_comes_back(site: Site) -> None:
         machine = working(site)
         machine.crash()
     site.until(lambda: site.epoch() > before, 60, "the table without the lost pods")
-    machine.start([one.number for one in site.cluster.machines if one.number != machine.number])
+    machine.start([one.number for one in site.machines if one.number != machine.number])
     ready(site, machine)
     site.respread()
 
@@ -84,7 +84,7 @@ def test_a_node_loses_its_network_and_gets_it_back(site: Site) -> None:
 
 
 def test_streams_go_on_while_nodes_have_lost_the_api_server(site: Site) -> None:
-    machines = site.cluster.machines[1:]
+    machines = site.machines[1:]
     with site.streams("API server out of the nodes' sight", tokens=320, whole=False):
         for machine in machines:
             machine.cut_off()

@@ -27,7 +27,11 @@ def stopped(site: Site, pod: Object) -> None:
     site.signal(pod, signal.SIGSTOP)
 
 
-FAULTS = (deleted, deleted_at_once, killed, stopped)
+def evicted(site: Site, pod: Object) -> None:
+    site.evict(pod)
+
+
+FAULTS = (deleted, deleted_at_once, evicted, killed, stopped)
 
 
 @pytest.fixture(scope="module", params=[2, 1], ids=["one-of-two", "the-only-one"])
@@ -51,3 +55,14 @@ def test_streams_end_as_if_nothing_had_happened(site: Site, replicas: int, fault
 def in_use(site: Site, shard: str) -> Object:
     """The pod that serves the running answers, by its own count of sessions."""
     return max(site.pods(shard), key=site.sessions)
+
+
+def test_a_shard_beyond_its_memory_is_killed_and_named(site: Site) -> None:
+    """Memory that its container must pay for, up to the limit: the kernel kills the shard, the kubelet says why."""
+    with site.streams("back OOMKilled, 1 replicas", whole=False):
+        pod = in_use(site, "back")
+        site.fill_memory(pod)
+    lost = site.until(lambda: site.terminated(pod), 60, "the container's last state")
+    assert lost["reason"] == "OOMKilled"
+    site.settle()
+    assert [line for line in site.events() if "OOMKilled" in line], site.events()

@@ -18,13 +18,11 @@ from typing import Any
 
 import pytest
 from cluster.machines import Machine
-from cluster.real import RealCluster
+from cluster.release import MODEL, NAMESPACE, Cluster
 from openai import OpenAI, Stream
 from openai.types.chat import ChatCompletionChunk
 
 Object = dict[str, Any]
-NAMESPACE = "models"
-MODEL = "smollm2"
 TOKENS = 160
 PROMPTS = ("Tell me a long story about a lighthouse keeper.", "Explain step by step how bread is made.")
 
@@ -71,7 +69,7 @@ class Reader(threading.Thread):
 class Site:
     """The cluster, seen by a test."""
 
-    cluster: RealCluster
+    cluster: Cluster
     expected: dict[tuple[str, int], str] = field(default_factory=dict)
     measured: list[str] = field(default_factory=list)
 
@@ -105,22 +103,39 @@ class Site:
     def uids(self, *shards: str) -> dict[str, set[str]]:
         return {shard: {pod["metadata"]["uid"] for pod in self.pods(shard)} for shard in shards}
 
-    def events(self, reason: str = "", since: float = 0.0) -> list[str]:
+    def terminated(self, pod: Object) -> Object:
+        """How a pod's container ended the last time; empty where it has not."""
+        (container,) = self.read("get", "pod", pod["metadata"]["name"])["status"]["containerStatuses"]
+        found: Object = container["lastState"].get("terminated", {})
+        return found
+
+    def events(self, reason: str = "") -> list[str]:
         """Messages of the MeshModel's Events."""
         items = self.read("get", "events", "--field-selector=involvedObject.kind=MeshModel")["items"]
         return [f"{one['reason']}: {one['message']}" for one in items if reason in one["reason"]]
 
     def sessions(self, pod: Object) -> float:
         """Answers that a shard's pod works on, by its own count."""
-        lines = self.fetch(f"http://{pod['status']['podIP']}:8100/metrics").splitlines()
-        return sum(float(line.split()[-1]) for line in lines if line.startswith("meshnet_shard_sessions_active"))
+        return self.gauge(pod, "meshnet_shard_sessions_active")
+
+    def gauge(self, pod: Object, name: str) -> float:
+        """The sum of a metric's values at one pod, which the API server asks for us."""
+        port = 8000 if pod["metadata"]["labels"]["meshnet.dev/role"] == "head" else 8100
+        path = f"/api/v1/namespaces/{NAMESPACE}/pods/{pod['metadata']['name']}:{port}/proxy/metrics"
+        lines = self.cluster.kubectl("get", f"--raw={path}").splitlines()
+        return sum(float(line.split()[-1]) for line in lines if line.split("{")[0].split(" ")[0] == name)
 
     def ready_nodes(self) -> set[str]:
         nodes = self.read("get", "nodes")["items"]
         return {node["metadata"]["name"] for node in nodes if _ready(node)}
 
     def machine(self, pod: Object) -> Machine:
-        return next(one for one in self.cluster.machines if one.name == pod["spec"]["nodeName"])
+        return next(one for one in self.machines if one.name == pod["spec"]["nodeName"])
+
+    @property
+    def machines(self) -> list[Machine]:
+        """The nodes, for tests that do to them what nobody does to a cluster of somebody else."""
+        return self.cluster.machines or pytest.skip("the cluster's nodes are not ours")
 
     # Waiting
 
@@ -189,8 +204,18 @@ class Site:
 
     def signal(self, pod: Object, number: signal.Signals) -> None:
         """To the pod's process, from outside of its container."""
-        container = pod["status"]["containerStatuses"][0]["containerID"].rpartition("/")[2]
-        os.kill(self.machine(pod).in_container(container)[0], number)
+        os.kill(self.machine(pod).in_container(_container(pod))[0], number)
+
+    def fill_memory(self, pod: Object) -> None:
+        """Beyond the limit of the pod's container."""
+        self.machine(pod).fill_memory(_container(pod))
+
+    def evict(self, pod: Object) -> None:
+        """What a drain, an autoscaler or a descheduler asks of the API server, which heeds the disruption budget."""
+        name = pod["metadata"]["name"]
+        body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name, "namespace": NAMESPACE}}
+        path = f"/api/v1/namespaces/{NAMESPACE}/pods/{name}/eviction"
+        self.cluster.kubectl("create", f"--raw={path}", "--filename=-", stdin=json.dumps(body))
 
     # Asking
 
@@ -237,11 +262,11 @@ class Site:
         assert reader.text == self.undisturbed(reader.prompt, reader.tokens)
 
     @contextlib.contextmanager
-    def streams(self, what: str, tokens: int = TOKENS, whole: bool = True) -> Iterator[list[Reader]]:
+    def streams(self, what: str, tokens: int = TOKENS, whole: bool = True, name: str = MODEL) -> Iterator[list[Reader]]:
         """Two answers under way while the block disturbs them; afterwards both must be as if it had not."""
         for prompt in PROMPTS:
             self.undisturbed(prompt, tokens)
-        readers = [self.start(prompt, tokens) for prompt in PROMPTS]
+        readers = [self.start(prompt, tokens, name) for prompt in PROMPTS]
         for reader in readers:
             self.under_way(reader)
         yield readers
@@ -250,6 +275,11 @@ class Site:
         self.measured.append(f"{what}: longest pause {max(reader.stall for reader in readers):.1f} s")
         if whole:
             self.settle()
+
+
+def _container(pod: Object) -> str:
+    """The id of a pod's only container."""
+    return str(pod["status"]["containerStatuses"][0]["containerID"].rpartition("/")[2])
 
 
 def _ready(body: Object) -> bool:

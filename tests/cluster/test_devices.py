@@ -1,0 +1,66 @@
+"""Nodes with one device each, and a MeshModel that takes them all: a change has none to spare."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+from meshnet_site import NAMESPACE, Object, Site
+
+DEVICE = "example.com/gpu"
+NODES = ("n2", "n3")
+NAME = "devices"
+
+
+@pytest.fixture(scope="module")
+def devices(whole_cluster: Site) -> Iterator[Site]:
+    """The sample once more, a device for each shard; the nodes have as many, as a device plugin would say."""
+    site = whole_cluster
+    for node in NODES:
+        _advertise(site, node, "add")
+    spec: Object = site.model()["spec"]
+    for shard in spec["shards"]:
+        shard["resources"]["limits"] |= {DEVICE: "1"}
+    spec["rollout"] = {"strategy": "Surge", "surgeTimeoutSeconds": 10}
+    metadata = {"name": NAME}
+    site.apply({"apiVersion": "meshnet.dev/v1alpha1", "kind": "MeshModel", "metadata": metadata, "spec": spec})
+    yield site
+    site.cluster.kubectl(f"--namespace={NAMESPACE}", "delete", "mm", NAME, "--ignore-not-found")
+    for node in NODES:
+        _advertise(site, node, "remove")
+
+
+def _advertise(site: Site, node: str, operation: str) -> None:
+    path = f"/status/capacity/{DEVICE.replace('/', '~1')}"
+    patch = json.dumps([{"op": operation, "path": path, "value": "1"}])
+    site.cluster.kubectl("patch", "node", node, "--subresource=status", "--type=json", f"--patch={patch}")
+
+
+def _restart(site: Site, stamp: str) -> None:
+    site.patch([{"op": "add", "path": "/spec/restartedAt", "value": stamp}], NAME)
+
+
+def test_a_surge_without_spare_devices_says_so_and_serves_on(devices: Site) -> None:
+    site = devices
+    site.settle(NAME)
+    before = {shard: {pod["metadata"]["uid"] for pod in site.pods(shard, NAME)} for shard in ("front", "back")}
+    with site.streams("surge without spare devices", whole=False, name=NAME):
+        _restart(site, "2026-01-01T00:00:00Z")
+        site.until(
+            lambda: site.condition("Degraded", NAME)["reason"] == "InsufficientCapacity", 60, "no device is said"
+        )
+    assert DEVICE in site.condition("Degraded", NAME)["message"]
+    assert site.condition("Ready", NAME)["status"] == "True"
+    for shard, uids in before.items():
+        assert uids <= {pod["metadata"]["uid"] for pod in site.pods(shard, NAME)}
+
+
+def test_one_by_one_needs_none_and_holds_the_streams(devices: Site) -> None:
+    site = devices
+    with site.streams("one by one without spare devices", whole=False, name=NAME):
+        site.patch([{"op": "replace", "path": "/spec/rollout/strategy", "value": "OneByOne"}], NAME)
+        _restart(site, "2026-01-02T00:00:00Z")
+        site.until(lambda: site.condition("Progressing", NAME)["status"] == "True", 30, "the rollout begins")
+        site.until(lambda: site.condition("Progressing", NAME)["reason"] == "Complete", 240, "the rollout ends")
+    site.settle(NAME)
