@@ -40,8 +40,9 @@ def start(cluster: RealCluster) -> None:
 
 
 def stop(cluster: RealCluster) -> None:
-    """The program and its rules."""
-    binary = str(ensure(PROGRAM))
+    """The program and its rules, which are all of iptables' filter: kube-proxy has a table of its own."""
     for machine in cluster.machines:
         machine.end(PROGRAM)
-        machine.run(PROGRAM, [binary, "--cleanup-config"])
+        for tool in ("iptables", "ip6tables"):
+            for action in ("--flush", "--delete-chain"):
+                network.run_inside(machine.number, tool, action)

@@ -162,11 +162,12 @@ class Machine:
             )
 
     def end(self, program: str) -> None:
-        """Processes of one of the node's programs."""
-        for pid, line in _command_lines():
-            if f"{self.own}/".encode() in line and _program(line) == program:
+        """Kills one of the node's programs; it is gone when this returns."""
+        while found := [pid for pid, line in _command_lines() if self._is_own(line) and _program(line) == program]:
+            for pid in found:
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGTERM)
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.02)
 
     def _hierarchies(self) -> list[Path]:
         """One folder for each controller of version 1, or the one of version 2."""
@@ -185,7 +186,10 @@ class Machine:
 
     def processes(self) -> list[int]:
         """The node's own, containers not counted."""
-        return [pid for pid, line in _command_lines() if f"{self.own}/".encode() in line and _program(line) in PROGRAMS]
+        return [pid for pid, line in _command_lines() if self._is_own(line) and _program(line) in PROGRAMS]
+
+    def _is_own(self, line: bytes) -> bool:
+        return f"{self.own}/".encode() in line
 
     def contained(self) -> list[int]:
         """Processes in the node's containers."""

@@ -14,6 +14,8 @@ import subprocess
 from pathlib import Path
 
 HOST = "10.89.0.1"
+# This machine and the nodes.
+MACHINES = "10.89.0.0/24"
 PODS = "10.90.0.0/16"
 SERVICES = "10.96.0.0/16"
 DNS = "10.96.0.10"
@@ -65,6 +67,13 @@ def namespace(number: int) -> str:
 def inside(number: int) -> list[str]:
     """Before a command: run it in a node's network. `ip netns exec` would give it other mounts, too."""
     return ["nsenter", f"--net={NAMESPACES / namespace(number)}"]
+
+
+def run_inside(number: int, *command: str) -> None:
+    """A command in a node's network. Raises NetworkError."""
+    done = subprocess.run([*inside(number), *command], capture_output=True, text=True)
+    if done.returncode != 0:
+        raise NetworkError(f"{' '.join(command)}: {done.stderr.strip()}")
 
 
 def save_sysctls(file: Path) -> None:

@@ -23,7 +23,8 @@ def guarded(whole_cluster: Site) -> Iterator[Site]:
     site, kubectl = whole_cluster, whole_cluster.cluster.kubectl
     kubectl("create", "namespace", ELSEWHERE)
     clients = [
-        {"ipBlock": {"cidr": f"{network.HOST}/32"}},
+        # A Service gives a client from outside the address of the node by which it came.
+        {"ipBlock": {"cidr": network.MACHINES}},
         {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": NAMESPACE}}},
     ]
     site.patch([{"op": "add", "path": "/spec/networkPolicy", "value": {"clientsFrom": clients}}])
