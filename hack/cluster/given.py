@@ -6,8 +6,11 @@ be drained by a test. MESHNET_TEST_REGISTRY says where it pulls our images from.
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
+import tempfile
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,7 +25,7 @@ from cluster.release import MODEL, NAMESPACE, Cluster, ClusterError
 class GivenCluster(Cluster):
     given: Path
     registry: str = recipes.REGISTRY
-    forwards: dict[str, tuple[subprocess.Popen[str], str]] = field(default_factory=dict)
+    forwards: dict[str, tuple[subprocess.Popen[bytes], str]] = field(default_factory=dict)
 
     @classmethod
     def from_environment(cls) -> GivenCluster | None:
@@ -39,23 +42,30 @@ class GivenCluster(Cluster):
         return []
 
     def url(self, service: str = MODEL) -> str:
-        """By a port-forward, which ends with the pod that it leads to; the next call makes another one."""
-        process, url = self.forwards.get(service, (None, ""))
+        """By a port-forward to one of its heads that is not on its way out."""
+        selector = f"--selector=meshnet.dev/model={service},meshnet.dev/role=head"
+        pods = json.loads(self.kubectl(f"--namespace={NAMESPACE}", "get", "pods", selector, "--output=json"))["items"]
+        alive = [pod["metadata"]["name"] for pod in pods if "deletionTimestamp" not in pod["metadata"]]
+        if not alive:
+            raise ClusterError(f"{service} has no head")
+        process, url = self.forwards.get(alive[0], (None, ""))
         if process is None or process.poll() is not None:
-            process, url = self._forward(service)
-            self.forwards[service] = process, url
+            process, url = self.forwards[alive[0]] = self._forward(alive[0])
         return url
 
-    def _forward(self, service: str) -> tuple[subprocess.Popen[str], str]:
-        command = [str(ensure("kubectl")), f"--namespace={NAMESPACE}", "port-forward", f"service/{service}", ":8000"]
-        process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, env={**os.environ, "KUBECONFIG": str(self.given)}, text=True
-        )
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        if not line.startswith("Forwarding from "):
-            process.kill()
-            raise ClusterError(f"no port-forward to the Service {service}: {line}")
+    def _forward(self, pod: str) -> tuple[subprocess.Popen[bytes], str]:
+        command = [str(ensure("kubectl")), f"--namespace={NAMESPACE}", "port-forward", f"pod/{pod}", ":8000"]
+        with tempfile.NamedTemporaryFile() as said:
+            process = subprocess.Popen(
+                command, stdout=said, stderr=said, env={**os.environ, "KUBECONFIG": str(self.given)}
+            )
+            end = time.monotonic() + 30
+            while not (line := Path(said.name).read_text()).startswith("Forwarding from ") or "\n" not in line:
+                if process.poll() is not None or time.monotonic() > end:
+                    process.kill()
+                    process.wait()
+                    raise ClusterError(f"no port-forward to {pod}: {line}")
+                time.sleep(0.05)
         return process, f"http://{line.split()[2]}"
 
     def close(self) -> None:

@@ -57,10 +57,9 @@ def test_a_name_that_is_not_served_is_not_found(site: Site) -> None:
 
 
 def test_helm_test_sends_a_chat_request(site: Site) -> None:
-    chart = str(site.cluster.chart)
     values = ("--set=test.model=smollm2", f"--set=test.namespace={NAMESPACE}")
     before = site.uids("front", "back", "head")
-    site.cluster.helm("upgrade", "meshnet", chart, "--namespace=meshnet", "--reuse-values", *values)
+    site.cluster.install_chart("--reuse-values", *values)
     said = site.cluster.helm("test", "meshnet", "--namespace=meshnet", "--timeout=120s")
     assert "Succeeded" in said
     assert site.uids("front", "back", "head") == before, "an upgrade of the chart leaves model pods alone"

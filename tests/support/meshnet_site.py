@@ -52,6 +52,8 @@ class Reader(threading.Thread):
                 self._take(chunk)
         except Exception as error:  # the test's verdict, in its own thread
             self.error = error
+        finally:
+            self.client.close()
 
     def _take(self, chunk: ChatCompletionChunk) -> None:
         if chunk.choices:
