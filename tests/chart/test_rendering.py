@@ -17,7 +17,7 @@ from chart.made import CHART
 from cluster import access
 from cluster.binaries import KUBERNETES, ensure
 from cluster.plane import Plane
-from meshnet_chart import environment, find, helm, pod_of, render, stated
+from meshnet_chart import environment, find, helm, pod_of, render, stated, template
 from meshnet_values import SETS
 
 from meshnet_operator import names
@@ -312,3 +312,16 @@ def test_the_way_to_the_hub_is_open_and_no_other(values: Object, ports: list[int
     rules = find(render(values), "NetworkPolicy")["spec"]["egress"]
     found = [[port["port"] for port in rule["ports"]] for rule in rules]
     assert found == [[53, 53, 5353, 5353], [443, 6443], [8000, 8100], *([ports] if ports else [])]
+
+
+@pytest.mark.parametrize("names", [["MESHNET_OPERATOR_LOG_LEVEL"], ["MINE", "MINE"]], ids=["the chart's own", "twice"])
+def test_a_variable_is_there_once(names: list[str]) -> None:
+    """The API server takes a Deployment whose container has a variable twice, and one of the two values is lost."""
+    done = template({"extraEnv": [{"name": name, "value": "x"} for name in names]})
+    assert done.returncode != 0
+    assert f"extraEnv: {names[0]} is there already" in done.stderr
+
+
+def test_more_variables_follow_the_charts_own() -> None:
+    one, other = {"name": "A", "value": "1"}, {"name": "B", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}
+    assert pod_of(render({"extraEnv": [one, other]}))["containers"][0]["env"][-2:] == [one, other]
