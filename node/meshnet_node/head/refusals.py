@@ -40,6 +40,9 @@ _REFUSED = frozenset(_HARMLESS) | {
     "thinking", "prompt_embeds",
 }  # fmt: skip
 
+# Empty, these still ask for something: any JSON.
+_SCHEMAS = ("guided_json", "json_schema")
+
 # True is what happens anyway; false would change the answer.
 _MUST_NOT_BE_FALSE = ("skip_special_tokens", "add_generation_prompt")
 
@@ -53,7 +56,8 @@ def refuse_unsupported(body: dict[str, Any], known: Container[str], also: frozen
     for name, value in body.items():
         if name in _MUST_NOT_BE_FALSE and value is False and name not in known:
             raise ApiError(f"{name}: false {_NOT_YET}", param=name, code="unsupported_parameter")
-        if name in refused and value and not _harmless(name, value):
+        asked = value or (name in _SCHEMAS and value == {})
+        if name in refused and asked and not _harmless(name, value):
             raise ApiError(f"{name}: this value {_NOT_YET}", param=name, code="unsupported_parameter")
 
 
