@@ -25,7 +25,7 @@ cluster-down: ## end it; nothing stays
 e2e: nodes ## kill real pods under real streams (a quarter of an hour)
 	MESHNET_E2E=1 $(PY) -m pytest --timeout 600 tests/cluster
 
-.PHONY: e2e-policies kind soak
+.PHONY: e2e-policies kind soak bench-stalls
 e2e-policies: nodes ## the same for NetworkPolicies, which kube-router enforces (minutes to build it at first)
 	MESHNET_E2E=1 MESHNET_E2E_POLICIES=1 $(PY) -m pytest --timeout 900 tests/cluster/test_policies.py
 
@@ -37,3 +37,6 @@ kind: images-archive ## the tests on a cluster that kind makes, where its node i
 MINUTES ?= 10
 soak: ## random faults against random load on the running cluster, for MINUTES
 	PYTHONPATH=hack:operator:tests/support $(PY) bench/soak.py --minutes $(MINUTES)
+
+bench-stalls: ## how long a stream of the running cluster pauses for each loss of a shard, as JSON
+	PYTHONPATH=hack:operator:tests/support $(PY) bench/stalls.py
