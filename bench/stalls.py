@@ -1,7 +1,7 @@
 """How long a stream of the running cluster pauses when a shard's pod is lost: `make bench-stalls`, as JSON.
 
 A prompt of about 500 tokens, 120 tokens of answer, the fault after the twentieth. Once with two replicas of each range,
-once with one, where the pause is taken apart by the shard's own log: until it loads (its container is made again, Python
+once with one, where the log of the shard takes the pause apart: until it loads (its container is made again, Python
 starts, modules are imported), until it is ready (weights), until the next token (found, replayed). An undisturbed
 answer of the same run is the reference for the text, and its longest pause for the rest.
 """
