@@ -1,6 +1,6 @@
 """Asks ready pods about themselves; what they say is kept in the store.
 
-A shard says who it is (GET /readyz): its fingerprint, once for each pod. A head says whether a token has come through
+A shard says who it is (GET /readyz): its fingerprint, once for each start. A head says whether a token has come through
 the whole path yet (GET /ready), and is asked each second until it has: pods that are ready one by one are no path.
 
 A pod that can't be asked (a network policy, an old image) stays unknown and counts all the same: a head checks the
@@ -41,12 +41,13 @@ class Prober:
         self._store = store
         self._told = told
         self._wanted: asyncio.Queue[Pod] = asyncio.Queue()
-        self._asked: set[str] = set()
+        # By uid: how often its container had been started again. One that is started anew knows nothing of before.
+        self._asked: dict[str, int] = {}
 
     def want(self, pod: Pod) -> None:
         """Asks a pod that became ready, unless it was asked already."""
-        if pod.ready and pod.address and pod.uid not in self._asked:
-            self._asked.add(pod.uid)
+        if pod.ready and pod.address and self._asked.get(pod.uid) != pod.restarts:
+            self._asked[pod.uid] = pod.restarts
             if pod.range is None:
                 self._store.unproven.add(pod.uid)
             self._wanted.put_nowait(pod)
@@ -54,7 +55,8 @@ class Prober:
     def again(self) -> None:
         """Asks all shards that have not answered; forgets pods that are gone."""
         pods = [pod for key in self._store.models for pod in self._store.pods(key)]
-        self._asked &= {pod.uid for pod in pods if pod.range is None or pod.uid in self._store.reported}
+        known = {pod.uid for pod in pods if pod.range is None or pod.uid in self._store.reported}
+        self._asked = {uid: restarts for uid, restarts in self._asked.items() if uid in known}
         for pod in pods:
             self.want(pod)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 
@@ -36,16 +37,22 @@ async def serve() -> AsyncIterator[Callable[[str, web.Response], Awaitable[None]
         async def readyz(_: web.Request) -> web.Response:
             return response
 
-        app = web.Application()
-        app.router.add_get("/readyz", readyz)
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
-        await runner.setup()
-        runners.append(runner)
-        await web.TCPSite(runner, address, names.SHARD_PORT).start()
+        await _listen(runners, address, names.SHARD_PORT, "/readyz", readyz)
 
     yield answer
     for runner in runners:
         await runner.cleanup()
+
+
+async def _listen(
+    runners: list[web.AppRunner], address: str, port: int, path: str, handler: Callable[..., Awaitable[web.Response]]
+) -> None:
+    app = web.Application()
+    app.router.add_get(path, handler)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    runners.append(runner)
+    await web.TCPSite(runner, address, port).start()
 
 
 HOSTILE = {
@@ -82,3 +89,37 @@ async def test_a_hostile_pod_is_not_believed_and_the_next_one_is_asked(
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_a_head_that_was_started_again_is_asked_again() -> None:
+    """It has proven nothing yet, though its pod is the same one."""
+    store, runners = Store(), list[web.AppRunner]()
+    answers, asked = iter((200, 503, 200)), asyncio.Queue[None]()
+
+    async def ready(_: web.Request) -> web.Response:
+        asked.put_nowait(None)
+        return web.Response(status=next(answers))
+
+    first = dataclasses.replace(pod(ADDRESSES[0]), role="head", range=None)
+    second = dataclasses.replace(first, restarts=1)
+    told = asyncio.Queue[Key]()
+    prober = Prober(store, told.put_nowait)
+    await _listen(runners, first.address, names.HEAD_PORT, "/ready", ready)
+    store.set_pod(None, first)
+    running = asyncio.create_task(prober.run())
+    try:
+        async with asyncio.timeout(10):
+            prober.want(first)
+            await told.get()
+            prober.want(first)
+            store.set_pod(first, second)
+            prober.want(second)
+            assert store.unproven == {first.uid}
+            await told.get()
+        assert store.unproven == set()
+        assert asked.qsize() == 3
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        for runner in runners:
+            await runner.cleanup()
