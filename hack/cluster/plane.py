@@ -200,6 +200,13 @@ class Plane:
             self.end(name)
 
 
+def _await_end(pid: int) -> None:
+    """A process writes into its folder until it is gone."""
+    end = time.monotonic() + 5
+    while time.monotonic() < end and Path(f"/proc/{pid}/cmdline").read_bytes():
+        time.sleep(0.01)
+
+
 def stop_folder(folder: Path) -> list[str]:
     """Ends what an earlier `up` left running in `folder`; returns the names. A pid is checked to be the same
     program.
@@ -212,6 +219,7 @@ def stop_folder(folder: Path) -> list[str]:
             if program.endswith(file.stem.encode()):
                 os.kill(pid, signal.SIGKILL)
                 ended.append(file.stem)
+                _await_end(pid)
         except (FileNotFoundError, ProcessLookupError):
             pass
         file.unlink()

@@ -45,6 +45,8 @@ class RealCluster(Cluster):
 
     folder: Path = field(default_factory=default_folder)
     count: int = NODES
+    # Where this object started it.
+    plane: Plane | None = None
 
     @property
     def machines(self) -> list[Machine]:
@@ -72,6 +74,7 @@ class RealCluster(Cluster):
         network.save_sysctls(self.folder / "sysctls.json")
         network.make()
         plane = Plane(self.folder, outlive=True, kubelets=True, address=network.HOST, services=network.SERVICES)
+        self.plane = plane
         with ThreadPoolExecutor(self.count) as pool:
             images = pool.submit(containers.image_root, store, list(recipes.ALL))
             plane.start()
@@ -124,6 +127,8 @@ class RealCluster(Cluster):
             machines = [machine for machine in self._all_machines() if machine.own.exists()]
             with ThreadPoolExecutor(max(1, len(machines))) as pool:
                 list(pool.map(Machine.remove, machines))
+            if self.plane:
+                self.plane.stop()
             stop_folder(self.folder)
             network.remove(len(machines))
             network.restore_sysctls(self.folder / "sysctls.json")

@@ -44,12 +44,15 @@ def replicas(whole_cluster: Site, request: pytest.FixtureRequest) -> Iterator[in
 @pytest.mark.parametrize("shard", ["front", "back"])
 @pytest.mark.parametrize("fault", FAULTS, ids=[fault.__name__ for fault in FAULTS])
 def test_streams_end_as_if_nothing_had_happened(site: Site, replicas: int, fault: Fault, shard: str) -> None:
+    site.until(lambda: not site.leaving(), 60, "pods of the last change are gone")
     before = site.epoch()
     with site.streams(f"{shard} {fault.__name__}, {replicas} replicas", whole=False):
         fault(site, in_use(site, shard))
     # A stopped process is ready until its probe has failed twice: longer than the answers took.
     site.until(lambda: site.epoch() > before, 60, "the table tells the loss")
     site.settle()
+    # On its way out, gone, and another one there: a table each, and none without a change.
+    assert site.epoch() - before <= 3
 
 
 def in_use(site: Site, shard: str) -> Object:

@@ -102,6 +102,11 @@ class Site:
         alive = [pod for pod in items if "deletionTimestamp" not in pod["metadata"]]
         return sorted(alive, key=lambda pod: (pod["metadata"]["creationTimestamp"], pod["metadata"]["name"]))
 
+    def leaving(self, name: str = MODEL) -> list[str]:
+        """Names of pods that are being deleted."""
+        items = self.read("get", "pods", f"--selector=meshnet.dev/model={name}")["items"]
+        return [pod["metadata"]["name"] for pod in items if "deletionTimestamp" in pod["metadata"]]
+
     def uids(self, *shards: str) -> dict[str, set[str]]:
         return {shard: {pod["metadata"]["uid"] for pod in self.pods(shard)} for shard in shards}
 
