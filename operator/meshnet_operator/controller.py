@@ -73,6 +73,8 @@ class Controller:
         )
         self._delivered: dict[Key, tuple[str, int]] = {}
         self._behind: dict[Key, float] = {}
+        # Those of which an event came since the last list was asked for: it may be older than the event.
+        self._told_meanwhile: set[Key] = set()
         self.started = False
 
     async def _slow_turn(self, key: Key) -> float | None:
@@ -89,6 +91,7 @@ class Controller:
         """One event of a MeshModel from the watch: `kind` is ADDED, MODIFIED, DELETED or None (of a list)."""
         metadata = body["metadata"]
         key = Key(metadata["namespace"], metadata["name"])
+        self._told_meanwhile.add(key)
         if kind == "DELETED":
             known = self.store.models.get(key)
             if known is None or known.uid == metadata["uid"]:
@@ -204,6 +207,7 @@ class Controller:
             changed |= self.store.replace_children(kind, listing)
         self.store.set_secrets(await self._list(kinds.SECRET, metadata_only=True))
         changed |= self.publisher.seen(await self._list(kinds.CONFIGMAP))
+        self._told_meanwhile.clear()
         self._compare((await self._cluster.list(kinds.MESHMODEL, self._namespace)).items)
         if self._settings.probe_pods:
             self._prober.again()
@@ -224,9 +228,11 @@ class Controller:
     def _compare(self, listed: list[Object]) -> None:
         """Takes over what the watch has not delivered, and remembers since when it is behind."""
         found = {Key(body["metadata"]["namespace"], body["metadata"]["name"]): body for body in listed}
-        for key in self.store.models.keys() - found.keys():
+        for key in self.store.models.keys() - found.keys() - self._told_meanwhile:
             self._forget(key)
         for key, body in found.items():
+            if key in self._told_meanwhile:
+                continue
             state = (body["metadata"]["uid"], int(body["metadata"].get("generation", 1)))
             told = self._delivered.get(key)
             if told is None or told[0] != state[0] or told[1] < state[1]:
