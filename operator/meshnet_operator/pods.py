@@ -6,6 +6,7 @@ Pure. A pod's trouble (why it does not run) is read here too, in words for a per
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,7 @@ from meshnet_operator import names
 from meshnet_operator.resource import Key, Range
 
 CLIP = 300
+SECONDS = re.compile(r"[0-9]{1,9}")
 # Waiting reasons that are a normal part of starting.
 STARTING = {"", "ContainerCreating", "PodInitializing"}
 PULL = {"ImagePullBackOff", "ErrImagePull", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable"}
@@ -89,7 +91,8 @@ def read(body: Mapping[str, Any]) -> Pod:
 
 
 def _number(text: str | None) -> int:
-    return int(text) if text and text.isdigit() else 0
+    """Anybody who may make a pod may write the annotation; what is no number of seconds is none."""
+    return int(text) if text and SECONDS.fullmatch(text) else 0
 
 
 def _range(labels: Mapping[str, str]) -> Range | None:

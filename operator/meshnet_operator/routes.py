@@ -18,7 +18,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from meshnet_operator import names
 from meshnet_operator.identity import Identity
@@ -26,6 +26,7 @@ from meshnet_operator.pods import Pod
 from meshnet_operator.resource import Range
 
 State = Literal["ready", "draining", "suspect"]
+T = TypeVar("T", str, int)
 
 
 @dataclass(frozen=True)
@@ -217,18 +218,29 @@ def from_json(text: str, serving: str = "") -> Table:
     try:
         raw: dict[str, Any] = json.loads(text)
         layouts = tuple(_layout(one) for one in raw["layouts"])
-        return Table(str(raw["uid"]), int(raw["epoch"]), layouts, serving)
-    except (ValueError, KeyError, TypeError):
+        return Table(_as(str, raw["uid"]), _as(int, raw["epoch"]), layouts, serving)
+    except (ValueError, KeyError, TypeError, RecursionError):
         return Table("")
 
 
 def _layout(raw: Mapping[str, Any]) -> Layout:
     shards = tuple(
         RouteShard(
-            Range(shard["name"], shard["startLayer"], shard["endLayer"]),
+            Range(_as(str, shard["name"]), _as(int, shard["startLayer"]), _as(int, shard["endLayer"])),
             shard["service"],
-            tuple(Endpoint(**endpoint) for endpoint in shard["endpoints"]),
+            tuple(_endpoint_of(endpoint) for endpoint in shard["endpoints"]),
         )
         for shard in raw["shards"]
     )
     return Layout(raw["id"], raw["fingerprint"], raw["state"], shards)
+
+
+def _endpoint_of(raw: Mapping[str, Any]) -> Endpoint:
+    return Endpoint(**{**raw, "uid": _as(str, raw["uid"])})
+
+
+def _as(kind: type[T], found: object) -> T:
+    """What tables are sorted and looked up by; anything else that is odd just differs from the table to be."""
+    if type(found) is not kind:
+        raise TypeError
+    return found

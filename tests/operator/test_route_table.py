@@ -165,9 +165,41 @@ def test_the_head_reads_what_the_operator_writes() -> None:
     assert routes.from_json(routes.to_json(made), made.serving) == made
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[]", '{"uid": "a", "epoch": "x", "layouts": []}', '{"uid":1,"epoch":1}'])
+def edited(**shard: Any) -> str:
+    """A table of one range into which somebody wrote."""
+    made = json.loads(routes.to_json(table(list(ONE))))
+    made["layouts"][0]["shards"][0] |= shard
+    return json.dumps(made)
+
+
+UNREADABLE = {
+    "nothing": "",
+    "no table": "{}",
+    "a list": "[]",
+    "an epoch in words": '{"uid": "a", "epoch": "x", "layouts": []}',
+    "an epoch without end": '{"uid": "a", "epoch": Infinity, "layouts": []}',
+    "no layouts": '{"uid":1,"epoch":1}',
+    "nested too deep": "[" * 60_000,
+    "a pod that is no name": edited(endpoints=[{"uid": [], "address": "a:1", "state": "ready"}]),
+    "a layer in words": edited(startLayer="first"),
+    "a shard without a name": edited(name=None),
+}
+
+
+@pytest.mark.parametrize("text", UNREADABLE.values(), ids=UNREADABLE)
 def test_a_table_that_cannot_be_read_is_an_empty_one(text: str) -> None:
+    """The next write mends it: one that was taken as it is would keep the model's table from ever being written."""
     assert routes.from_json(text) == Table("")
+    assert states(table(list(ONE), routes.from_json(text)))["front"] == [("a", "ready")]
+
+
+@pytest.mark.parametrize(
+    "text", ["\u00b2", "9" * 5000, "-1", "soon", ""], ids=["a power", "too long", "negative", "words", "empty"]
+)
+def test_an_annotation_that_is_no_number_of_seconds_is_none(text: str) -> None:
+    """Anybody who may make a pod may write it: an error here would end the watch of all pods."""
+    body = {"metadata": {"namespace": "ns", "name": "a", "uid": "a", "annotations": {names.DRAIN: text}}}
+    assert read(body).drain == 0
 
 
 def test_an_ipv6_address_is_put_in_brackets() -> None:
