@@ -144,7 +144,8 @@ def _ended(status: Mapping[str, Any]) -> str:
     end = _terminated(status, "state") or _terminated(status, "lastState")
     if not end:
         return ""
-    words = " ".join(end.get("message", "").split())[-CLIP:]
+    # One that was killed (128 + SIGKILL) had no time for any: its log's last lines are about something else.
+    words = "" if end.get("exitCode") == 137 else " ".join(end.get("message", "").split())[-CLIP:]
     return f"{end.get('reason', 'Error')}, exit code {end.get('exitCode')}" + (f": {words}" if words else "")
 
 

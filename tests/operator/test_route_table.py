@@ -268,7 +268,9 @@ TROUBLES: dict[str, tuple[dict[str, Any], tuple[str, str] | None]] = {
                 {
                     "name": "c",
                     "state": {"waiting": {"reason": "CrashLoopBackOff"}},
-                    "lastState": {"terminated": {"reason": "OOMKilled", "exitCode": 137}},
+                    "lastState": {
+                        "terminated": {"reason": "OOMKilled", "exitCode": 137, "message": '"event": "link_up"}'}
+                    },
                 }
             ]
         },
