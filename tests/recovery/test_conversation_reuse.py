@@ -106,6 +106,30 @@ async def test_a_turn_that_is_broken_off_leaves_the_last_whole_one(tmp_path: Pat
         await small.idle()
 
 
+async def test_a_turn_whose_shard_leaves_while_it_waits_begins_anew_and_gives_back_the_last_ones_log(
+    tmp_path: Path,
+) -> None:
+    model = write_model(tmp_path / "model", "llama")
+    async with small_mesh(model, tmp_path / "mesh") as small:
+        await small.add("a", TWO, replicas=2)
+        small.publish()
+        await small.linked()
+        first = prompt(60, 5)
+        answer = await small.generate(first, NEW, keep=True)
+        second = [*first, *(score.id for score in answer), *prompt(7, 5)]
+        context = small.mesh.context
+        (entry,) = context.conversations._entries.values()
+        left = entry.stages[0].endpoint
+        async with small.mesh._admission._turn:
+            waiting = asyncio.create_task(small.generate(second, NEW))
+            await small.until(lambda: not len(context.conversations), "the parked turn to be taken")
+            small.publish(states={left.uid: "draining"})
+            await small.until(lambda: left.leaving, "the shard to leave")
+        assert [score.id for score in await waiting] == greedy(uncut(model), second, NEW)
+        assert small.cached == 0
+        assert context.budget.nbytes == 0
+
+
 async def test_state_that_was_evicted_meanwhile_is_no_harm(tmp_path: Path) -> None:
     model = write_model(tmp_path / "model", "llama")
     async with small_mesh(model, tmp_path / "mesh") as small:

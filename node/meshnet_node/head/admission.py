@@ -62,9 +62,11 @@ class Admission:
 
     async def _try(self, generation: MeshGeneration) -> ApiError | None:
         """Open every hop in path order, or none; the reason why not."""
-        if generation.adoption is not None and not generation.adoption.parked.usable:
-            generation.adoption = None
         adoption = generation.adoption
+        if adoption is not None and not adoption.parked.usable:
+            if adoption.take == "adopt":  # nobody else knows its logs any more
+                adoption.parked.release()
+            adoption = generation.adoption = None
         stages = list(adoption.parked.stages) if adoption else plan(self._context.endpoints.all.values())
         if stages is None:
             return ApiError(
