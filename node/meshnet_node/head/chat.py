@@ -30,6 +30,7 @@ async def chat_completions(api: Api, request: Request) -> Response:
     slot = api.gate.enter(key)
     try:
         fields = await api.read(request, ChatRequest, NOT_IN_CHAT)
+        slot.begin()
         answer = await _prepare(api, fields, key)
         if fields.stream:
             return await _stream(api, request, fields, answer, slot)

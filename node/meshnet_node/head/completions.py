@@ -75,6 +75,7 @@ async def completions(api: Api, request: Request) -> Response:
     slot = api.gate.enter(key)
     try:
         fields = await api.read(request, CompletionRequest)
+        slot.begin()
         api.check_model(fields.model)
         runs = await asyncio.to_thread(_prepare, api, fields, key)
         if fields.stream:

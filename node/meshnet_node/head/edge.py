@@ -87,7 +87,8 @@ def error_response(error: ApiError) -> Response:
         headers["x-should-retry"] = "false"
     if error.status == 401:
         headers["www-authenticate"] = "Bearer"
-    if error.status == 413:
+    # Another head may be ready: the next try must not come here again by the same connection.
+    if error.status == 413 or error.code == "not_ready":
         headers["connection"] = "close"
     return JSONResponse(error_body(error), status_code=error.status, headers=headers)
 

@@ -1,7 +1,8 @@
 """How many requests a head works on at once: counted in the step that checks, before any expensive work.
 
 This bounds tokenizing and memory, not the shards: those refuse what does not fit when its sessions are opened. What
-one key may have at once is a bound of the client's own, and says so: 429, not 503.
+one key may have at once is a bound of the client's own, and says so: 429, not 503. Whose work began before the gate was
+closed is served to its end, also what of it begins later: the next prompt of many.
 """
 
 from __future__ import annotations
@@ -12,10 +13,14 @@ from meshnet_node.errors import ApiError, overloaded
 
 
 class Gate:
-    """`inside` is the number of requests that have entered and not left. per_key: None = no bound of its own."""
+    """`inside` is the number of requests that have entered and not left. per_key: None = no bound of its own.
+
+    closed: the head is going away.
+    """
 
     def __init__(self, limit: int, per_key: int | None = None) -> None:
         self.inside = 0
+        self.closed = False
         self._limit = limit
         self._per_key = per_key
         self._by_key: Counter[str] = Counter()
@@ -52,6 +57,11 @@ class Slot:
     def __init__(self, gate: Gate, key: str) -> None:
         self._gate: Gate | None = gate
         self._key = key
+
+    def begin(self) -> None:
+        """The request was read, its work begins. Raises ApiError 503 when the head is going away."""
+        if self._gate is not None and self._gate.closed:
+            raise ApiError("this head is going away", status=503, type="server_error", code="not_ready", retry_after=1)
 
     def leave(self) -> None:
         if self._gate is not None:

@@ -70,8 +70,6 @@ class Mesh:
 
     async def start(self, request: GenerationRequest) -> MeshGeneration:
         """See backend.Backend.start."""
-        if self.draining:
-            raise ApiError("this head is going away", status=503, type="server_error", code="not_ready", retry_after=1)
         if len(request.prompt) + request.max_new_tokens > self.max_context:
             raise ApiError(
                 f"This model's maximum context length is {self.max_context} tokens. However, you requested "

@@ -21,6 +21,7 @@ from prometheus_client import CollectorRegistry
 
 from meshnet_node.errors import ConfigError
 from meshnet_node.head.app import create_app
+from meshnet_node.head.gate import Gate
 from meshnet_node.head.mesh import Mesh
 from meshnet_node.head.proof import prove
 from meshnet_node.head.pulse import Pulse
@@ -76,6 +77,7 @@ async def serve(settings: HeadSettings) -> None:
     registry = CollectorRegistry()
     mesh = Mesh(settings, context_length(folder, settings), registry)
     app = create_app(settings, text, mesh, registry)
+    gate: Gate = app.state.api.gate
     config = uvicorn.Config(
         app, host=settings.host, port=settings.port, log_config=None, access_log=False, ws="none", lifespan="off"
     )
@@ -89,10 +91,10 @@ async def serve(settings: HeadSettings) -> None:
     stopping = asyncio.create_task(stop.wait())
     try:
         await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        mesh.draining = True
+        mesh.draining = gate.closed = True
         deadline = time.monotonic() + settings.drain_seconds
         stop.clear()
-        while mesh.context.running and time.monotonic() < deadline and not stop.is_set():
+        while (gate.inside or mesh.context.running) and time.monotonic() < deadline and not stop.is_set():
             await Pulse.wait(mesh.context.endpoints.changed.next(), 0.25)
     finally:
         stopping.cancel()
