@@ -41,14 +41,18 @@ def measure(site: Site, name: str, replicas: int) -> Object:
     expected = site.undisturbed(PROMPT, ANSWER)
     reader = site.start(PROMPT, ANSWER)
     site.under_way(reader)
-    at = time.time()
+    before, at = site.epoch(), time.time()
     FAULTS[name](site, max(site.pods(SHARD), key=site.sessions))
     reader.join(240)
     found: Object = {"replicas": replicas, "fault": name, "stall_ms": round(1000 * reader.stall)}
     found |= {"identical": reader.text == expected, "error": repr(reader.error) if reader.error else None}
     if replicas == 1 and name not in ("none", "deleted"):
         found |= _parts(site, reader, at)
+    # An answer may end before Kubernetes knows of the loss.
+    if name != "none":
+        site.until(lambda: site.epoch() > before, 60, "the table tells the loss")
     site.settle()
+    print(json.dumps(found), file=sys.stderr, flush=True)
     return found
 
 
