@@ -49,6 +49,10 @@ async def dial(address: str, instance: str, tokens: Sequence[bytes]) -> ShardLin
     except MeshnetError:
         await _close_all(sockets)
         raise
+    except asyncio.CancelledError:
+        for socket in sockets:  # nobody waits for a shard's goodbye any more
+            socket.transport.abort()
+        raise
 
 
 def _bound_silence(socket: ClientConnection) -> None:
