@@ -110,7 +110,15 @@ class Lease:
     async def _renew(self) -> None:
         if self._body is None:
             raise LeaseLost("never held")
-        await self._put({**self._body["spec"], "renewTime": _now()})
+        try:
+            await self._put({**self._body["spec"], "renewTime": _now()})
+        except Conflict:
+            # Also what an own write looks like whose answer was lost: who holds it now decides.
+            found = await self._cluster.get(kinds.LEASE, self._namespace, self._name)
+            if (found.get("spec") or {}).get("holderIdentity") != self._identity:
+                raise
+            self._body = found
+            await self._put({**found["spec"], "renewTime": _now()})
 
     def _spec(self, transitions: int) -> Object:
         return {
