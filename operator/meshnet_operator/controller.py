@@ -135,7 +135,8 @@ class Controller:
                 self.publisher.changed(key)
                 self.routes.add(key, self._settings.coalesce_seconds)
                 self.slow.add(key, SETTLE)
-        if old is not None and old.ready and old.range and (new is None or not new.ready):
+        lost = old is not None and old.ready and old.range and (new is None or not new.ready)
+        if old is not None and lost and old.key in self.store.models:
             self._metrics.pod_losses.labels(old.key.namespace, old.key.name).inc()
         if new is not None and self._settings.probe_pods:
             self._prober.want(new)
