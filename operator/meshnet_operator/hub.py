@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from typing import Any
+from urllib.parse import quote
 
 import aiohttp
 
@@ -31,7 +32,7 @@ class Hub:
         if not self._endpoint or (revision and COMMIT.match(revision)):
             return revision
         name = source.removeprefix("hf://")
-        url = f"{self._endpoint}/api/models/{name}/revision/{revision or 'main'}"
+        url = f"{self._endpoint}/api/models/{name}/revision/{quote(revision or 'main', safe='')}"
         try:
             limit = aiohttp.ClientTimeout(total=SECONDS)
             async with aiohttp.ClientSession(timeout=limit, trust_env=True) as session, session.get(url) as answer:
