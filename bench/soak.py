@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import signal
 import sys
 import threading
 import time
@@ -24,7 +23,6 @@ from dataclasses import dataclass, field
 
 import openai
 from cluster.machines import Machine
-from cluster.real import RealCluster
 from cluster.release import ClusterError
 from meshnet_site import MODEL, PROMPTS, Object, Reader, Site
 
@@ -118,11 +116,11 @@ class Faults:
     def __init__(self, site: Site, rng: random.Random) -> None:
         self.site, self.rng = site, rng
         self.kinds: dict[str, Callable[[], None]] = {
-            "delete a shard's pod": lambda: self.site.delete(self._shard(), "--wait=false"),
-            "delete it without grace": self._force,
-            "kill -9": lambda: self.site.signal(self._shard(), signal.SIGKILL),
-            "SIGSTOP": lambda: self.site.signal(self._shard(), signal.SIGSTOP),
-            "tell the head to go": lambda: self.site.delete(self.rng.choice(self.site.pods("head")), "--wait=false"),
+            "delete a shard's pod": lambda: self.site.delete(self._shard()),
+            "delete it without grace": lambda: self.site.delete_at_once(self._shard()),
+            "kill -9": lambda: self.site.kill(self._shard()),
+            "SIGSTOP": lambda: self.site.stop(self._shard()),
+            "tell the head to go": lambda: self.site.delete(self.rng.choice(self.site.pods("head"))),
             "kill the operators": self._operators,
             "scale to one and back": self._scale,
             "drain a node": self._drain,
@@ -133,9 +131,6 @@ class Faults:
     def _shard(self) -> Object:
         pods = [pod for pod in self.site.pods(self.rng.choice(SHARDS)) if pod["status"].get("containerStatuses")]
         return self.rng.choice(pods)
-
-    def _force(self) -> None:
-        self.site.delete(self._shard(), "--grace-period=0", "--force", "--wait=false")
 
     def _operators(self) -> None:
         self.site.cluster.kubectl(OPERATORS, "delete", "pods", "--all", "--grace-period=0", "--force", "--wait=false")
@@ -160,22 +155,18 @@ class Faults:
         machine = self._machine()
         machine.crash()
         time.sleep(25)
-        machine.start([one.number for one in self.site.machines if one.number != machine.number])
-        self._back(machine)
+        self.site.power_on(machine)
 
     def _partition(self) -> None:
         machine = self._machine()
         machine.partition()
         time.sleep(25)
         machine.heal()
-        self._back(machine)
+        self.site.node_back(machine)
 
     def _machine(self) -> Machine:
         """Not the first: this machine reaches Services through it, and the head is there."""
         return self.rng.choice(self.site.machines[1:])
-
-    def _back(self, machine: Machine) -> None:
-        self.site.cluster.kubectl("wait", "--for=condition=Ready", f"node/{machine.name}", "--timeout=90s")
 
 
 def leaks(site: Site) -> Object:
@@ -239,11 +230,7 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=1000, help="faults at most (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    cluster = RealCluster()
-    if not cluster.running:
-        print("no cluster is running: `make cluster` starts one", file=sys.stderr)
-        return 1
-    site = Site(cluster)
+    site = Site.running()
     site.settle()
     found, well = soak(site, args.minutes, args.count, args.seed)
     print(json.dumps(found, indent=1))

@@ -10,14 +10,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import signal
 import statistics
 import sys
 import time
 from collections.abc import Callable
 from datetime import datetime
 
-from cluster.real import RealCluster
 from meshnet_site import NAMESPACE, Object, Reader, Site
 
 SHARD = "back"
@@ -29,10 +27,10 @@ PROMPT = "Tell me what this text is about. " + " ".join(
 
 FAULTS: dict[str, Callable[[Site, Object], None]] = {
     "none": lambda site, pod: None,
-    "deleted": lambda site, pod: site.delete(pod, "--wait=false"),
-    "deleted without grace": lambda site, pod: site.delete(pod, "--grace-period=0", "--force", "--wait=false"),
-    "kill -9": lambda site, pod: site.signal(pod, signal.SIGKILL),
-    "SIGSTOP": lambda site, pod: site.signal(pod, signal.SIGSTOP),
+    "deleted": Site.delete,
+    "deleted without grace": Site.delete_at_once,
+    "kill -9": Site.kill,
+    "SIGSTOP": Site.stop,
 }
 
 
@@ -42,7 +40,7 @@ def measure(site: Site, name: str, replicas: int) -> Object:
     reader = site.start(PROMPT, ANSWER)
     site.under_way(reader)
     before, at = site.epoch(), time.time()
-    FAULTS[name](site, max(site.pods(SHARD), key=site.sessions))
+    FAULTS[name](site, site.in_use(SHARD))
     reader.join(240)
     found: Object = {"replicas": replicas, "fault": name, "stall_ms": round(1000 * reader.stall)}
     found |= {"identical": reader.text == expected, "error": repr(reader.error) if reader.error else None}
@@ -86,11 +84,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--times", type=int, default=3, help="runs of each fault (default: %(default)s)")
     args = parser.parse_args()
-    cluster = RealCluster()
-    if not cluster.running:
-        print("no cluster is running: `make cluster` starts one", file=sys.stderr)
-        return 1
-    site = Site(cluster)
+    site = Site.running()
     rows = []
     for replicas in (2, 1):
         site.replicas(replicas)

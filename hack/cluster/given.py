@@ -17,7 +17,6 @@ from pathlib import Path
 from images import recipes
 
 from cluster.binaries import ensure
-from cluster.machines import Machine
 from cluster.release import MODEL, NAMESPACE, Cluster, ClusterError
 
 
@@ -36,10 +35,6 @@ class GivenCluster(Cluster):
     @property
     def kubeconfig(self) -> Path:
         return self.given
-
-    @property
-    def machines(self) -> list[Machine]:
-        return []
 
     def url(self, service: str = MODEL) -> str:
         """By a port-forward to one of its heads that is not on its way out."""

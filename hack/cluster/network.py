@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 HOST = "10.89.0.1"
@@ -41,10 +42,14 @@ class NetworkError(Exception):
 
 def ip(*arguments: str, namespace: str = "") -> str:
     """`ip` in a namespace. Raises NetworkError."""
-    inside = ["-n", namespace] if namespace else []
-    done = subprocess.run(["ip", *inside, *arguments], capture_output=True, text=True)
+    return _checked("ip", [*(["-n", namespace] if namespace else []), *arguments])
+
+
+def _checked(program: str, arguments: Sequence[str], before: Sequence[str] = ()) -> str:
+    """What it prints. Raises NetworkError."""
+    done = subprocess.run([*before, program, *arguments], capture_output=True, text=True)
     if done.returncode != 0:
-        raise NetworkError(f"ip {' '.join(arguments)}: {done.stderr.strip()}")
+        raise NetworkError(f"{program} {' '.join(arguments)}: {done.stderr.strip()}")
     return done.stdout
 
 
@@ -69,11 +74,9 @@ def inside(number: int) -> list[str]:
     return ["nsenter", f"--net={NAMESPACES / namespace(number)}"]
 
 
-def run_inside(number: int, *command: str) -> None:
+def run_inside(number: int, program: str, *arguments: str) -> None:
     """A command in a node's network. Raises NetworkError."""
-    done = subprocess.run([*inside(number), *command], capture_output=True, text=True)
-    if done.returncode != 0:
-        raise NetworkError(f"{' '.join(command)}: {done.stderr.strip()}")
+    _checked(program, arguments, inside(number))
 
 
 def save_sysctls(file: Path) -> None:

@@ -37,8 +37,8 @@ class Cluster(ABC):
     def kubeconfig(self) -> Path: ...
 
     @property
-    @abstractmethod
-    def machines(self) -> list[Machine]: ...
+    def machines(self) -> list[Machine]:
+        return []
 
     @abstractmethod
     def url(self, service: str = MODEL) -> str:

@@ -47,7 +47,7 @@ def test_a_second_shard_token_is_taken_while_streams_go_on(site: Site) -> None:
         f"--namespace={NAMESPACE}", "patch", "secret", name, f'--patch={{"data":{{"token":"{both}"}}}}'
     )
     with site.streams("a second shard token is added"):
-        site.delete(site.pods("back")[0], "--grace-period=0", "--force", "--wait=false")
+        site.delete_at_once(site.pods("back")[0])
     site.cluster.kubectl(
         f"--namespace={NAMESPACE}", "patch", "secret", name, f'--patch={{"data":{{"token":"{right}"}}}}'
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 from images import recipes
 from meshnet_site import MODEL, NAMESPACE, PROMPTS, Site
@@ -28,8 +27,7 @@ def test_a_new_image_rolls_all_pods(site: Site) -> None:
     before = site.uids("front", "back")
     with site.streams("new image"):
         site.patch([{"op": "add", "path": "/spec/image", "value": name}])
-        site.until(lambda: site.condition("Progressing")["status"] == "True", 30, "the rollout begins")
-        site.until(lambda: site.condition("Progressing")["reason"] == "Complete", 240, "the rollout ends")
+        site.roll("the rollout")
     after = site.uids("front", "back")
     assert not (after["front"] | after["back"]) & (before["front"] | before["back"])
     site.patch([{"op": "remove", "path": "/spec/image"}])
@@ -46,13 +44,12 @@ def test_another_cut_takes_over_and_back(site: Site) -> None:
     before = site.epoch()
     with site.streams("two shards become three"):
         site.patch([{"op": "replace", "path": "/spec/shards", "value": three}])
-        site.until(lambda: site.condition("Progressing")["status"] == "True", 30, "the change begins")
-        site.until(lambda: site.condition("Progressing")["reason"] == "Complete", 240, "the change ends")
+        site.roll("the change")
     assert site.status()["readyShards"] == "3/3"
     assert site.epoch() > before
     with site.streams("three shards become two"):
         site.patch([{"op": "replace", "path": "/spec/shards", "value": two}])
-        site.until(lambda: site.condition("Progressing")["reason"] == "Complete", 240, "the change back ends")
+        site.roll("the change back")
     assert site.status()["readyShards"] == "2/2"
 
 
@@ -86,14 +83,7 @@ def test_an_upgrade_of_the_chart_leaves_the_model_pods(site: Site) -> None:
 
 
 def test_two_models_live_in_one_namespace(site: Site) -> None:
-    second: dict[str, Any] = site.model()
-    wanted = {
-        "apiVersion": second["apiVersion"],
-        "kind": second["kind"],
-        "metadata": {"name": "second"},
-        "spec": second["spec"],
-    }
-    site.apply(wanted)
+    site.apply_model("second", site.model()["spec"])
     try:
         with site.streams("a second model comes and goes"):
             site.settle("second")

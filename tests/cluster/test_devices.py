@@ -23,8 +23,7 @@ def devices(whole_cluster: Site) -> Iterator[Site]:
     for shard in spec["shards"]:
         shard["resources"]["limits"] |= {DEVICE: "1"}
     spec["rollout"] = {"strategy": "Surge", "surgeTimeoutSeconds": 10}
-    metadata = {"name": NAME}
-    site.apply({"apiVersion": "meshnet.dev/v1alpha1", "kind": "MeshModel", "metadata": metadata, "spec": spec})
+    site.apply_model(NAME, spec)
     yield site
     site.cluster.kubectl(f"--namespace={NAMESPACE}", "delete", "mm", NAME, "--ignore-not-found")
     for node in NODES:
@@ -61,6 +60,5 @@ def test_one_by_one_needs_none_and_holds_the_streams(devices: Site) -> None:
     with site.streams("one by one without spare devices", whole=False, name=NAME):
         site.patch([{"op": "replace", "path": "/spec/rollout/strategy", "value": "OneByOne"}], NAME)
         _restart(site, "2026-01-02T00:00:00Z")
-        site.until(lambda: site.condition("Progressing", NAME)["status"] == "True", 30, "the rollout begins")
-        site.until(lambda: site.condition("Progressing", NAME)["reason"] == "Complete", 240, "the rollout ends")
+        site.roll("the rollout", NAME)
     site.settle(NAME)

@@ -14,7 +14,7 @@ def test_a_killed_head_is_replaced_and_the_next_request_works(site: Site) -> Non
     (head,) = site.pods("head")
     reader = site.start()
     site.under_way(reader)
-    site.delete(head, "--grace-period=0", "--force", "--wait=false")
+    site.delete_at_once(head)
     reader.join(60)
     assert reader.error is not None, "a stream ends with its head"
     site.settle()
@@ -28,7 +28,7 @@ def test_a_head_that_is_told_to_go_lets_its_streams_end(site: Site) -> None:
     """A rollout of the head: the old one drains while the new one answers."""
     (head,) = site.pods("head")
     with site.streams("head rollout"):
-        site.delete(head, "--wait=false")
+        site.delete(head)
         fresh = site.until(lambda: _others(site, head["metadata"]["uid"]), 120, "another head is ready")
         assert fresh
 
@@ -39,7 +39,7 @@ def test_without_a_path_new_requests_are_refused_with_a_time_to_come_again(site:
     nodes = site.ready_nodes()
     site.cluster.kubectl("cordon", *nodes)
     try:
-        site.delete(back, "--grace-period=0", "--force", "--wait=false")
+        site.delete_at_once(back)
         site.until(lambda: site.condition("Ready")["reason"] == "NoCompletePath", 30, "no path is said")
         began = time.monotonic()
         with pytest.raises(openai.APIStatusError) as refused:

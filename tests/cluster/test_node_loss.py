@@ -48,10 +48,6 @@ def working(site: Site) -> Machine:
     return next(machine for machine in site.machines if machine.name == name)
 
 
-def ready(site: Site, machine: Machine) -> None:
-    site.cluster.kubectl("wait", "--for=condition=Ready", f"node/{machine.name}", "--timeout=90s")
-
-
 def test_a_drain_moves_the_shards_and_no_stream_notices(site: Site) -> None:
     with site.streams("node drained", whole=False):
         machine = working(site)
@@ -67,8 +63,7 @@ def test_a_node_crashes_and_comes_back(site: Site) -> None:
         machine = working(site)
         machine.crash()
     site.until(lambda: site.epoch() > before, 60, "the table without the lost pods")
-    machine.start([one.number for one in site.machines if one.number != machine.number])
-    ready(site, machine)
+    site.power_on(machine)
     site.respread()
 
 
@@ -79,7 +74,7 @@ def test_a_node_loses_its_network_and_gets_it_back(site: Site) -> None:
         machine.partition()
     site.until(lambda: site.epoch() > before, 60, "the table without the lost pods")
     machine.heal()
-    ready(site, machine)
+    site.node_back(machine)
     site.respread()
 
 
@@ -92,5 +87,5 @@ def test_streams_go_on_while_nodes_have_lost_the_api_server(site: Site) -> None:
         time.sleep(2)
     for machine in machines:
         machine.reconnect()
-        ready(site, machine)
+        site.node_back(machine)
     site.settle(seconds=240)

@@ -33,7 +33,7 @@ def test_the_only_shard_dies_without_an_operator(site: Site, no_operator: Site) 
     before = site.epoch()
     with site.streams("back deleted, no operator, 1 replica", whole=False):
         (pod,) = site.pods("back")
-        site.delete(pod, "--grace-period=0", "--force", "--wait=false")
+        site.delete_at_once(pod)
     assert site.epoch() == before, "nobody wrote a table"
     _scale(site, 2)
     site.until(lambda: site.epoch() > before, 60, "the operator puts the table right")
@@ -44,7 +44,7 @@ def test_one_of_two_dies_without_an_operator(whole_cluster: Site, request: pytes
     site.replicas(2)
     request.getfixturevalue("no_operator")
     with site.streams("front deleted, no operator, 2 replicas", whole=False):
-        site.delete(site.pods("front")[0], "--grace-period=0", "--force", "--wait=false")
+        site.delete_at_once(site.pods("front")[0])
     _scale(site, 2)
     site.replicas(1)
 
@@ -56,7 +56,7 @@ def test_another_operator_leads_when_the_leader_is_killed(site: Site) -> None:
         site.cluster.kubectl(
             "--namespace=meshnet", "delete", "pod", leader, "--grace-period=0", "--force", "--wait=false"
         )
-        site.delete(site.pods("back")[0], "--grace-period=0", "--force", "--wait=false")
+        site.delete_at_once(site.pods("back")[0])
     site.until(lambda: site.epoch() > before, 60, "the next leader writes a table")
     now = site.read("get", "lease", "meshnet", namespace="meshnet")["spec"]["holderIdentity"]
     assert now != leader

@@ -2,36 +2,18 @@
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
-from meshnet_site import Object, Site
+from meshnet_site import Site
 
-Fault = Callable[[Site, Object], None]
-
-
-def deleted(site: Site, pod: Object) -> None:
-    site.delete(pod, "--wait=false")
-
-
-def deleted_at_once(site: Site, pod: Object) -> None:
-    site.delete(pod, "--grace-period=0", "--force", "--wait=false")
-
-
-def killed(site: Site, pod: Object) -> None:
-    site.signal(pod, signal.SIGKILL)
-
-
-def stopped(site: Site, pod: Object) -> None:
-    site.signal(pod, signal.SIGSTOP)
-
-
-def evicted(site: Site, pod: Object) -> None:
-    site.evict(pod)
-
-
-FAULTS = (deleted, deleted_at_once, evicted, killed, stopped)
+FAULTS = {
+    "deleted": Site.delete,
+    "deleted_at_once": Site.delete_at_once,
+    "evicted": Site.evict,
+    "killed": Site.kill,
+    "stopped": Site.stop,
+}
 
 
 @pytest.fixture(scope="module", params=[2, 1], ids=["one-of-two", "the-only-one"])
@@ -42,12 +24,12 @@ def replicas(whole_cluster: Site, request: pytest.FixtureRequest) -> Iterator[in
 
 
 @pytest.mark.parametrize("shard", ["front", "back"])
-@pytest.mark.parametrize("fault", FAULTS, ids=[fault.__name__ for fault in FAULTS])
-def test_streams_end_as_if_nothing_had_happened(site: Site, replicas: int, fault: Fault, shard: str) -> None:
+@pytest.mark.parametrize("fault", FAULTS)
+def test_streams_end_as_if_nothing_had_happened(site: Site, replicas: int, fault: str, shard: str) -> None:
     site.until(lambda: not site.leaving(), 60, "pods of the last change are gone")
     before = site.epoch()
-    with site.streams(f"{shard} {fault.__name__}, {replicas} replicas", whole=False):
-        fault(site, in_use(site, shard))
+    with site.streams(f"{shard} {fault}, {replicas} replicas", whole=False):
+        FAULTS[fault](site, site.in_use(shard))
     # A stopped process is ready until its probe has failed twice: longer than the answers took.
     site.until(lambda: site.epoch() > before, 60, "the table tells the loss")
     site.settle()
@@ -55,15 +37,10 @@ def test_streams_end_as_if_nothing_had_happened(site: Site, replicas: int, fault
     assert site.epoch() - before <= 3
 
 
-def in_use(site: Site, shard: str) -> Object:
-    """The pod that serves the running answers, by its own count of sessions."""
-    return max(site.pods(shard), key=site.sessions)
-
-
 def test_a_shard_beyond_its_memory_is_killed_and_named(site: Site) -> None:
     """Memory that its container must pay for, up to the limit: the kernel kills the shard, the kubelet says why."""
     with site.streams("back OOMKilled, 1 replicas", whole=False):
-        pod = in_use(site, "back")
+        pod = site.in_use("back")
         site.fill_memory(pod)
     lost = site.until(lambda: site.terminated(pod), 60, "the container's last state")
     assert lost["reason"] == "OOMKilled"

@@ -90,5 +90,5 @@ def test_clients_are_those_that_the_resource_names(guarded: Site) -> None:
 def test_a_lost_shard_is_brought_up_again_behind_the_policies(guarded: Site) -> None:
     """The operator proves it, the head dials it, both by what their policies let through."""
     with guarded.streams("back deleted behind NetworkPolicies, 1 replicas"):
-        guarded.delete(guarded.pods("back")[0], "--grace-period=0", "--force", "--wait=false")
+        guarded.delete_at_once(guarded.pods("back")[0])
     assert guarded.condition("Ready", MODEL)["status"] == "True"

@@ -8,6 +8,7 @@ import contextlib
 import json
 import os
 import signal
+import sys
 import threading
 import time
 import urllib.error
@@ -18,6 +19,7 @@ from typing import Any
 
 import pytest
 from cluster.machines import Machine
+from cluster.real import RealCluster
 from cluster.release import MODEL, NAMESPACE, Cluster
 from openai import OpenAI, Stream
 from openai.types.chat import ChatCompletionChunk
@@ -75,6 +77,14 @@ class Site:
     expected: dict[tuple[str, int], str] = field(default_factory=dict)
     measured: list[str] = field(default_factory=list)
 
+    @classmethod
+    def running(cls) -> Site:
+        """That of `make cluster`. Ends the program where there is none."""
+        cluster = RealCluster()
+        if not cluster.running:
+            sys.exit("no cluster is running: `make cluster` starts one")
+        return cls(cluster)
+
     # What is there
 
     def read(self, *arguments: str, namespace: str = NAMESPACE) -> Any:
@@ -124,6 +134,10 @@ class Site:
     def sessions(self, pod: Object) -> float:
         """Answers that a shard's pod works on, by its own count."""
         return self.gauge(pod, "meshnet_shard_sessions_active")
+
+    def in_use(self, shard: str) -> Object:
+        """The pod that serves the running answers."""
+        return max(self.pods(shard), key=self.sessions)
 
     def gauge(self, pod: Object, name: str) -> float:
         """The sum of a metric's values at one pod, which the API server asks for us."""
@@ -185,6 +199,10 @@ class Site:
     def apply(self, body: Object) -> None:
         self.cluster.kubectl(f"--namespace={NAMESPACE}", "apply", "--filename=-", stdin=json.dumps(body))
 
+    def apply_model(self, name: str, spec: Object) -> None:
+        body = {"apiVersion": "meshnet.dev/v1alpha1", "kind": "MeshModel", "metadata": {"name": name}, "spec": spec}
+        self.apply(body)
+
     def patch(self, operations: list[Object], name: str = MODEL) -> None:
         """A JSON patch of the MeshModel."""
         self.cluster.kubectl(
@@ -199,6 +217,20 @@ class Site:
         )
         self.settle()
 
+    def roll(self, what: str, name: str = MODEL) -> None:
+        """Returns when a change of the spec, just made, has come to its end."""
+        self.until(lambda: self.condition("Progressing", name)["status"] == "True", 30, f"{what} begins")
+        self.until(lambda: self.condition("Progressing", name)["reason"] == "Complete", 240, f"{what} ends")
+
+    def power_on(self, machine: Machine) -> None:
+        """A node that has crashed; returns when it is ready."""
+        machine.start([one.number for one in self.machines if one != machine])
+        self.node_back(machine)
+
+    def node_back(self, machine: Machine) -> None:
+        """Waits for a node that is on its way back."""
+        self.cluster.kubectl("wait", "--for=condition=Ready", f"node/{machine.name}", "--timeout=90s")
+
     def respread(self) -> None:
         """All pods anew, so that each node has some again."""
         self.settle(seconds=240)
@@ -207,9 +239,21 @@ class Site:
         self.settle(seconds=240)
 
     def delete(self, pod: Object, *flags: str) -> None:
-        self.cluster.kubectl(f"--namespace={NAMESPACE}", "delete", "pod", pod["metadata"]["name"], *flags)
+        """Does not wait for its end."""
+        name = pod["metadata"]["name"]
+        self.cluster.kubectl(f"--namespace={NAMESPACE}", "delete", "pod", name, "--wait=false", *flags)
 
-    def signal(self, pod: Object, number: signal.Signals) -> None:
+    def delete_at_once(self, pod: Object) -> None:
+        """Without grace."""
+        self.delete(pod, "--grace-period=0", "--force")
+
+    def kill(self, pod: Object) -> None:
+        self._signal(pod, signal.SIGKILL)
+
+    def stop(self, pod: Object) -> None:
+        self._signal(pod, signal.SIGSTOP)
+
+    def _signal(self, pod: Object, number: signal.Signals) -> None:
         """To the pod's process, from outside of its container."""
         os.kill(self.machine(pod).in_container(_container(pod))[0], number)
 
@@ -228,10 +272,6 @@ class Site:
 
     def client(self, name: str = MODEL, key: str = "none") -> OpenAI:
         return OpenAI(base_url=f"{self.cluster.url(name)}/v1", api_key=key, max_retries=0, timeout=240)
-
-    def fetch(self, url: str) -> str:
-        with urllib.request.urlopen(url, timeout=10) as answer:
-            return str(answer.read().decode())
 
     def post(self, url: str, body: bytes, headers: dict[str, str]) -> tuple[int, str]:
         request = urllib.request.Request(url, body, headers)
