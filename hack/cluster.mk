@@ -1,5 +1,11 @@
 # Images, and a cluster with nodes on this machine, included by the Makefile: docs/cluster.md.
-.PHONY: images images-archive sbom audit nodes cluster cluster-down e2e
+.PHONY: packages possible images images-archive sbom audit nodes cluster cluster-down e2e
+
+packages: setup ## install the Debian packages that images and nodes need, by apt-get
+	$(HACK) -m cluster packages
+
+possible: setup ## can this machine run nodes? Fails and says why where it can't
+	@$(HACK) -m cluster possible
 
 images: setup ## the images of operator, node and demo model, from Debian packages and wheels
 	$(HACK) -m images build

@@ -3,6 +3,8 @@
 build                 find or build the binaries of the control plane and of the chart's checks
 up FOLDER             start a control plane without nodes on loopback; prints the KUBECONFIG to use
 down FOLDER           end it
+packages              install the Debian packages that nodes and images need
+possible              can nodes run on this machine? Fails and says why where they can't
 build-nodes           find or build what the nodes need
 nodes-up              a cluster with nodes, the chart and samples/smollm2.yaml on it; prints how to talk to it
 nodes-down            end it, and say what could not be removed
@@ -20,10 +22,14 @@ from images.layout import ImageError
 
 from cluster.binaries import CHART, NODE, PLANE, BuildError, Tool, ensure
 from cluster.containers import ContainerError
+from cluster.host import HostError, install_packages, obstacles
 from cluster.network import NetworkError
 from cluster.plane import Plane, PlaneError, stop_folder
-from cluster.real import RealCluster
+from cluster.real import RealCluster, default_folder
 from cluster.release import ClusterError
+
+
+ACTIONS = ("build", "up", "down", "packages", "possible", "build-nodes", "nodes-up", "nodes-down")
 
 
 def _build(tools: tuple[Tool, ...]) -> int:
@@ -46,6 +52,17 @@ def _down(folder: Path) -> int:
     print("ended:", ", ".join(stop_folder(folder)) or "nothing")
     shutil.rmtree(folder, ignore_errors=True)
     return 0
+
+
+def _packages() -> int:
+    print("installed:", " ".join(install_packages()) or "nothing, all are there")
+    return 0
+
+
+def _possible() -> int:
+    found = obstacles(default_folder().parent)
+    print("\n".join(found) or "nodes can run here")
+    return 1 if found else 0
 
 
 def _nodes_up(count: int, empty: bool) -> int:
@@ -73,7 +90,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="cluster", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("action", choices=("build", "up", "down", "build-nodes", "nodes-up", "nodes-down"))
+    parser.add_argument("action", choices=ACTIONS)
     parser.add_argument("folder", nargs="?", type=Path, default=Path(".cache/cluster"))
     parser.add_argument("--nodes", type=int, default=3, choices=range(1, 6), help="how many (default: %(default)s)")
     parser.add_argument("--empty", action="store_true", help="without the chart and the sample")
@@ -82,13 +99,15 @@ def main(argv: list[str] | None = None) -> int:
         "build": lambda: _build((*PLANE, *CHART)),
         "up": lambda: _up(args.folder),
         "down": lambda: _down(args.folder),
+        "packages": _packages,
+        "possible": _possible,
         "build-nodes": lambda: _build(NODE),
         "nodes-up": lambda: _nodes_up(args.nodes, args.empty),
         "nodes-down": _nodes_down,
     }
     try:
         return actions[args.action]()
-    except (BuildError, PlaneError, ImageError, ContainerError, NetworkError, ClusterError) as error:
+    except (BuildError, PlaneError, ImageError, ContainerError, NetworkError, HostError, ClusterError) as error:
         print(error, file=sys.stderr)
         if args.action == "nodes-up":
             print("`make cluster-down` takes away what is there, logs included", file=sys.stderr)

@@ -23,9 +23,9 @@ from images.layout import Layout
 
 from cluster import containers, network
 from cluster.binaries import ensure
+from cluster.host import CGROUPS, cgroup_hierarchies
 from cluster.pki import Authority
 
-CGROUPS = Path("/sys/fs/cgroup")
 ZONE = "topology.kubernetes.io/zone"
 PROGRAMS = ("containerd", "containerd-shim-runc-v2", "kubelet", "kube-proxy", "kube-router", "runc")
 
@@ -169,14 +169,8 @@ class Machine:
                     os.kill(pid, signal.SIGKILL)
             time.sleep(0.02)
 
-    def _hierarchies(self) -> list[Path]:
-        """One folder for each controller of version 1, or the one of version 2."""
-        if (CGROUPS / "cgroup.controllers").exists():
-            return [CGROUPS]
-        return [path for path in CGROUPS.iterdir() if path.is_dir() and not path.is_symlink()]
-
     def _make_cgroups(self) -> None:
-        for hierarchy in self._hierarchies():
+        for hierarchy in cgroup_hierarchies():
             made = hierarchy / self.cgroup
             made.mkdir(exist_ok=True)
             # A new group of cpuset has no CPU to run on.
@@ -250,7 +244,7 @@ class Machine:
         for _ in range(5):
             if not unmount(self.own):
                 break
-        for hierarchy in self._hierarchies():
+        for hierarchy in cgroup_hierarchies():
             made = hierarchy / self.cgroup
             for folder in sorted((path for path in made.rglob("*") if path.is_dir()), reverse=True):
                 with contextlib.suppress(OSError):
@@ -271,15 +265,6 @@ def unmount(folder: Path) -> int:
     for mount in found:
         subprocess.run(["umount", "--lazy", mount], capture_output=True)
     return len(found)
-
-
-def missing_tools() -> list[str]:
-    """Debian packages that a cluster needs and that this machine lacks."""
-    needs = {"runc": "runc", "ip": "iproute2", "nsenter": "util-linux", "nft": "nftables", "conntrack": "conntrack"}
-    found = [package for tool, package in needs.items() if shutil.which(tool) is None]
-    if not any((Path(folder) / "bridge").exists() for folder in ("/usr/lib/cni", "/opt/cni/bin")):
-        found.append("containernetworking-plugins")
-    return found
 
 
 def _pids() -> Iterator[int]:

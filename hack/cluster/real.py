@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
-import os
 import shutil
 import time
 from collections.abc import Callable
@@ -20,7 +19,8 @@ from images import recipes
 
 from cluster import containers, network
 from cluster.binaries import HACK, cache_folder
-from cluster.machines import CGROUPS, Machine, missing_tools, mounts, unmount
+from cluster.host import CGROUPS, missing_packages, obstacles
+from cluster.machines import Machine, mounts, unmount
 from cluster.pki import Authority
 from cluster.plane import Plane, stop_folder
 from cluster.release import MODEL, NAMESPACE, Cluster, ClusterError
@@ -88,10 +88,10 @@ class RealCluster(Cluster):
         self.kubectl("apply", f"--filename={HACK / 'cluster' / 'coredns.yaml'}")
 
     def _check(self) -> None:
-        if os.geteuid() != 0:
-            raise ClusterError("network namespaces and containers need root")
-        if missing := missing_tools():
-            raise ClusterError(f"missing on this machine: apt-get install --no-install-recommends {' '.join(missing)}")
+        if missing := missing_packages():
+            raise ClusterError(f"missing on this machine: {' '.join(missing)}; `make packages` installs them")
+        if found := obstacles(self.folder.parent):
+            raise ClusterError(f"this machine can't run nodes: {'; '.join(found)}")
         if self.folder.exists():
             raise ClusterError(f"{self.folder} is there already: `make cluster-down` first")
 

@@ -33,7 +33,7 @@ DROPPED = (
 def bootstrap(root: Path, packages: tuple[str, ...]) -> None:
     """Raises ImageError."""
     if shutil.which("debootstrap") is None:
-        raise ImageError("debootstrap is missing: apt-get install debootstrap")
+        raise ImageError("debootstrap is missing: `make packages` installs it")
     # An older debootstrap has no script for a newer suite; they are all the same one.
     script = [] if (SCRIPTS / SUITE).exists() else ["sid"]
     run("debootstrap", "--variant=minbase", f"--include={','.join(packages)}", SUITE, root, mirror(), *script)
