@@ -28,7 +28,6 @@ from cluster.plane import Plane, PlaneError, stop_folder
 from cluster.real import RealCluster, default_folder
 from cluster.release import ClusterError
 
-
 ACTIONS = ("build", "up", "down", "packages", "possible", "build-nodes", "nodes-up", "nodes-down")
 
 

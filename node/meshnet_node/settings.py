@@ -122,6 +122,9 @@ class HeadSettings(NodeSettings):
     silent_seconds: float = Field(default=2.0, gt=0, description="no pong for so long: the link is silent")
     reader_seconds: float = Field(default=60, gt=0, description="a client that takes nothing for so long is given up")
     drain_seconds: float = Field(default=600, ge=0)
+    linger_seconds: float = Field(
+        default=0, ge=0, description="how long new requests are still served after SIGTERM, at most drain_seconds"
+    )
     keepalive_seconds: float = Field(default=10, gt=0)
 
     @field_validator("routes")

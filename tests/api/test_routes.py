@@ -51,7 +51,7 @@ async def test_health_is_the_process_and_ready_the_chain(
 async def test_version_and_mesh(heads: Heads) -> None:
     head = await heads.start()
     assert (await head.get("/version")).json()["version"]
-    assert (await head.get("/mesh")).json() == {"shards": []}
+    assert (await head.get("/mesh")).json() == {"shards": [], "leaving": False}
 
 
 @pytest.mark.parametrize(

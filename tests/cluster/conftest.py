@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import pytest
 from cluster.given import GivenCluster
@@ -57,6 +57,15 @@ def site(whole_cluster: Site) -> Site:
     """The sample's MeshModel, whole and ready."""
     whole_cluster.settle(MODEL)
     return whole_cluster
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """What there is to see at the moment of a failure: the cluster, and with it every log, is gone afterwards."""
+    report = yield
+    if report.failed and sites:
+        report.sections.append(("cluster", sites[0].seen()))
+    return report
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -10,7 +10,7 @@ from meshnet_site import MODEL, NAMESPACE, PROMPTS, Site
 
 def test_a_changed_environment_rolls_one_shard_alone(site: Site) -> None:
     before = site.uids("front", "back", "head")
-    with site.streams("environment of one shard changed"):
+    with site.load("environment of one shard changed"):
         site.patch([{"op": "add", "path": "/spec/shards/1/env/-", "value": {"name": "ROLLED", "value": _now()}}])
         site.until(lambda: site.uids("back")["back"] != before["back"], 120, "another pod of back")
     after = site.uids("front", "back", "head")
@@ -25,7 +25,7 @@ def test_a_new_image_rolls_all_pods(site: Site) -> None:
     for machine in site.machines:
         machine.bring(store, [name])
     before = site.uids("front", "back")
-    with site.streams("new image"):
+    with site.load("new image"):
         site.patch([{"op": "add", "path": "/spec/image", "value": name}])
         site.roll("the rollout")
     after = site.uids("front", "back")
@@ -42,12 +42,12 @@ def test_another_cut_takes_over_and_back(site: Site) -> None:
         two[1] | {"name": "back", "startLayer": 20, "endLayer": 29},
     ]
     before = site.epoch()
-    with site.streams("two shards become three"):
+    with site.load("two shards become three"):
         site.patch([{"op": "replace", "path": "/spec/shards", "value": three}])
         site.roll("the change")
     assert site.status()["readyShards"] == "3/3"
     assert site.epoch() > before
-    with site.streams("three shards become two"):
+    with site.load("three shards become two"):
         site.patch([{"op": "replace", "path": "/spec/shards", "value": two}])
         site.roll("the change back")
     assert site.status()["readyShards"] == "2/2"
@@ -55,7 +55,7 @@ def test_another_cut_takes_over_and_back(site: Site) -> None:
 
 def test_a_change_that_is_taken_back_half_way_leaves_the_serving_pods(site: Site) -> None:
     before = site.uids("front", "back")
-    with site.streams("a change taken back"):
+    with site.load("a change taken back"):
         site.patch([{"op": "add", "path": "/spec/image", "value": recipes.NODE.replace(recipes.VERSION, "none")}])
         site.until(lambda: site.condition("Progressing")["status"] == "True", 30, "the rollout begins")
         time.sleep(3)
@@ -64,7 +64,7 @@ def test_a_change_that_is_taken_back_half_way_leaves_the_serving_pods(site: Site
 
 
 def test_replicas_come_and_go(site: Site) -> None:
-    with site.streams("1 -> 2 -> 1 replicas", tokens=320):
+    with site.load("1 -> 2 -> 1 replicas", tokens=320):
         for count in (2, 1):
             site.replicas(count)
 
@@ -76,7 +76,7 @@ def test_an_upgrade_of_the_chart_leaves_the_model_pods(site: Site) -> None:
         return {pod["metadata"]["uid"] for pod in site.read("get", "pods", namespace="meshnet")["items"]}
 
     old = operators()
-    with site.streams("chart upgraded"):
+    with site.load("chart upgraded"):
         site.cluster.install_chart("--set=logLevel=DEBUG", "--wait")
     site.until(lambda: not old & operators(), 60, "the operator's own pods are other ones")
     assert site.uids("front", "back", "head") == before
@@ -85,7 +85,7 @@ def test_an_upgrade_of_the_chart_leaves_the_model_pods(site: Site) -> None:
 def test_two_models_live_in_one_namespace(site: Site) -> None:
     site.apply_model("second", site.model()["spec"])
     try:
-        with site.streams("a second model comes and goes"):
+        with site.load("a second model comes and goes"):
             site.settle("second")
             other = site.start(PROMPTS[0], 40, "second")
             other.join(120)

@@ -11,6 +11,8 @@ from meshnet_site import NAMESPACE, Object, Site
 DEVICE = "example.com/gpu"
 NODES = ("n2", "n3")
 NAME = "devices"
+# Shorter than what is left of the answers: they lose their shard, and wait for the next one.
+DRAIN_SECONDS = 2
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +24,7 @@ def devices(whole_cluster: Site) -> Iterator[Site]:
     spec: Object = site.model()["spec"]
     for shard in spec["shards"]:
         shard["resources"]["limits"] |= {DEVICE: "1"}
-    spec["rollout"] = {"strategy": "Surge", "surgeTimeoutSeconds": 10}
+    spec["rollout"] = {"strategy": "Surge", "surgeTimeoutSeconds": 10, "drainSeconds": DRAIN_SECONDS}
     site.apply_model(NAME, spec)
     yield site
     site.cluster.kubectl(f"--namespace={NAMESPACE}", "delete", "mm", NAME, "--ignore-not-found")
@@ -57,8 +59,9 @@ def test_a_surge_without_spare_devices_says_so_and_serves_on(devices: Site) -> N
 
 def test_one_by_one_needs_none_and_holds_the_streams(devices: Site) -> None:
     site = devices
-    with site.streams("one by one without spare devices", whole=False, name=NAME):
+    with site.streams("one by one without spare devices", tokens=320, whole=False, name=NAME) as readers:
         site.patch([{"op": "replace", "path": "/spec/rollout/strategy", "value": "OneByOne"}], NAME)
         _restart(site, "2026-01-02T00:00:00Z")
         site.roll("the rollout", NAME)
+    assert max(reader.stall for reader in readers) > 1, "no answer was held"
     site.settle(NAME)

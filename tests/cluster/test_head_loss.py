@@ -25,12 +25,22 @@ def test_a_killed_head_is_replaced_and_the_next_request_works(site: Site) -> Non
 
 
 def test_a_head_that_is_told_to_go_lets_its_streams_end(site: Site) -> None:
-    """A rollout of the head: the old one drains while the new one answers."""
+    """The only one, and who comes before another one is ready comes to it."""
     (head,) = site.pods("head")
-    with site.streams("head rollout"):
+    with site.load("head deleted"):
         site.delete(head)
         fresh = site.until(lambda: _others(site, head["metadata"]["uid"]), 120, "another head is ready")
         assert fresh
+
+
+def test_a_head_is_rolled_out(site: Site) -> None:
+    before = site.uids("head")
+    with site.load("head rolled out"):
+        now = site.model()["spec"]["head"]["resources"]["requests"]["cpu"]
+        other = "110m" if now == "100m" else "100m"
+        site.patch([{"op": "replace", "path": "/spec/head/resources/requests/cpu", "value": other}])
+        site.roll("the rollout")
+    assert not site.uids("head")["head"] & before["head"]
 
 
 def test_without_a_path_new_requests_are_refused_with_a_time_to_come_again(site: Site) -> None:

@@ -25,14 +25,18 @@ BODY = {"model": "tiny", "max_tokens": TOKENS, "temperature": 0, "ignore_eos": T
 
 
 @pytest.fixture
-async def client(tmp_path: Path) -> AsyncIterator[httpx2.AsyncClient]:
-    """Of a head that is ready and ends by itself after SIGTERM."""
+async def client(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[httpx2.AsyncClient]:
+    """Of a head that is ready and ends by itself after SIGTERM. Its parameter: seconds for which it serves on."""
     tiny = write_tiny(tmp_path / "tiny")
     async with small_mesh(tiny, tmp_path / "mesh") as small:
         await small.add("a", [(0, 2), (3, 5)])
         small.publish()
         settings = HeadSettings(
-            model=str(tiny), routes=str(tmp_path / "mesh" / "routes.json"), host="127.0.0.1", port=free_port()
+            model=str(tiny),
+            routes=str(tmp_path / "mesh" / "routes.json"),
+            host="127.0.0.1",
+            port=free_port(),
+            linger_seconds=getattr(request, "param", 0),
         )
         head = asyncio.create_task(serve(settings))
         async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{settings.port}", timeout=30) as client:
@@ -82,3 +86,21 @@ async def test_who_comes_late_is_sent_away_by_a_connection_that_ends(client: htt
     assert last == "data: [DONE]"
     assert (late[-1].status_code, late[-1].json()["error"]["code"]) == (503, "not_ready")
     assert (late[-1].headers["retry-after"], late[-1].headers["connection"]) == ("1", "close")
+
+
+@pytest.mark.parametrize("client", [3.0], indirect=True)
+async def test_who_comes_before_the_services_know_is_served_and_must_connect_anew(client: httpx2.AsyncClient) -> None:
+    """A Service sends to a pod that is going until it has learned of it, and on and on while there is no other."""
+    endless = {**BODY, "prompt": [[index, 7] for index in range(PROMPTS)], "max_tokens": 1500, "stream": True}
+    short = {**BODY, "prompt": "b", "max_tokens": 1}
+    async with client.stream("POST", "/v1/completions", json=endless):
+        os.kill(os.getpid(), signal.SIGTERM)
+        for _ in range(2):
+            answer = await client.post("/v1/completions", json=short)
+            assert (answer.status_code, answer.headers["connection"]) == (200, "close")
+        assert (await client.get("/readyz")).status_code == 200
+        assert (await client.get("/mesh")).json()["leaving"]
+        async with asyncio.timeout(20):
+            while (await client.get("/readyz")).status_code == 200:  # noqa: ASYNC110 - it is the probe that is tested
+                await asyncio.sleep(0.05)
+        assert (await client.post("/v1/completions", json=short)).status_code == 503

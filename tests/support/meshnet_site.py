@@ -26,6 +26,8 @@ from openai.types.chat import ChatCompletionChunk
 
 Object = dict[str, Any]
 TOKENS = 160
+CALL_TOKENS = 6
+CALL_SECONDS = 0.2
 PROMPTS = ("Tell me a long story about a lighthouse keeper.", "Explain step by step how bread is made.")
 
 
@@ -67,6 +69,46 @@ class Reader(threading.Thread):
     def stall(self) -> float:
         """The longest pause between two parts, in seconds."""
         return max((late - early for early, late in zip(self.times, self.times[1:], strict=False)), default=0.0)
+
+
+class Caller(threading.Thread):
+    """Short requests, one after the other until `stop`, of a client without retries. `errors` tells what was not as in
+    an undisturbed run. keeps: all by one connection, as a pool would; else each by another one.
+    """
+
+    def __init__(self, connect: Callable[[], OpenAI], expected: str, keeps: bool) -> None:
+        super().__init__(daemon=True)
+        self.connect, self.expected, self.keeps = connect, expected, keeps
+        self.stop = threading.Event()
+        self.answered = 0
+        self.errors: list[str] = []
+
+    def run(self) -> None:
+        client = self.connect()
+        while not self.stop.wait(CALL_SECONDS):
+            try:
+                text = _short_answer(client)
+            except Exception as error:  # the test's verdict, in its own thread
+                self.errors.append(f"{time.strftime('%X')} after {self.answered} answers: {error!r}")
+            else:
+                self.answered += 1
+                if text != self.expected:
+                    self.errors.append(f"another text: {text!r}")
+            if not self.keeps:
+                client.close()
+                client = self.connect()
+        client.close()
+
+
+def _short_answer(client: OpenAI) -> str:
+    answer = client.chat.completions.create(
+        model=MODEL,
+        messages=[{"role": "user", "content": PROMPTS[0]}],
+        temperature=0,
+        max_tokens=CALL_TOKENS,
+        extra_body={"ignore_eos": True},
+    )
+    return answer.choices[0].message.content or ""
 
 
 @dataclass
@@ -160,6 +202,23 @@ class Site:
         """The nodes, for tests that do to them what nobody does to a cluster of somebody else."""
         return self.cluster.machines or pytest.skip("the cluster's nodes are not ours")
 
+    def seen(self) -> str:
+        """What somebody would look at first when something went wrong."""
+        ours = f"--namespace={NAMESPACE}"
+        looks = (
+            (ours, "get", "mm,pods", "--output=wide"),
+            (ours, "get", "events", "--sort-by=.lastTimestamp"),
+            (ours, "logs", f"--selector=meshnet.dev/model={MODEL}", "--prefix", "--tail=25"),
+            (
+                "--namespace=meshnet",
+                "logs",
+                "--selector=app.kubernetes.io/name=meshnet-operator",
+                "--prefix",
+                "--tail=40",
+            ),
+        )
+        return "\n".join(self.cluster.kubectl("--request-timeout=5s", *look, check=False) for look in looks)
+
     # Waiting
 
     def until(self, check: Callable[[], Any], seconds: float, what: str) -> Any:
@@ -168,9 +227,8 @@ class Site:
             if answer := check():
                 return answer
             if time.monotonic() > end:
-                seen = self.cluster.kubectl("get", "mm,pods", f"--namespace={NAMESPACE}", "--output=wide", check=False)
                 conditions = json.dumps(self.status().get("conditions", []), indent=1)
-                pytest.fail(f"not in {seconds:.0f} s: {what}\n{seen}\n{conditions}")
+                pytest.fail(f"not in {seconds:.0f} s: {what}\n{conditions}")
             time.sleep(0.2)
 
     def settle(self, name: str = MODEL, seconds: float = 180.0) -> None:
@@ -324,6 +382,26 @@ class Site:
         self.measured.append(f"{what}: longest pause {max(reader.stall for reader in readers):.1f} s")
         if whole:
             self.settle()
+
+    @contextlib.contextmanager
+    def load(self, what: str, tokens: int = TOKENS) -> Iterator[None]:
+        """`streams`, and beside them requests that come all the time, before, during and after: none may fail."""
+        expected = self.undisturbed(PROMPTS[0], CALL_TOKENS)
+        callers = [Caller(self.client, expected, keeps) for keeps in (True, False)]
+        for caller in callers:
+            caller.start()
+        try:
+            with self.streams(what, tokens):
+                yield
+            time.sleep(1)
+        finally:
+            for caller in callers:
+                caller.stop.set()
+        for caller in callers:
+            caller.join(60)
+            assert not caller.errors, caller.errors
+            assert caller.answered > 0
+        self.measured.append(f"{what}: {sum(caller.answered for caller in callers)} requests came meanwhile")
 
 
 def _container(pod: Object) -> str:

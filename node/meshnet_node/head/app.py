@@ -50,7 +50,7 @@ def create_app(
         app.router.routes.append(Route(path, _bound(api, handler), methods=[method]))
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(HTTPException, _http_error)
-    app.add_middleware(Edge, metrics=metrics)
+    app.add_middleware(Edge, metrics=metrics, gate=gate)
     if settings.origins:
         # Outermost, so that errors carry its headers too: a page could not read them otherwise.
         app.add_middleware(
@@ -94,13 +94,13 @@ async def _alive(api: Api, request: Request) -> Response:
 
 
 async def _ready(api: Api, request: Request) -> Response:
-    if not api.backend.ready():
-        raise _not_ready("no complete chain of shards is ready")
+    if api.gate.closed or not api.backend.ready():
+        raise _not_ready("no complete chain of shards is ready, or this head is going away")
     return JSONResponse({"status": "ready"})
 
 
 async def _ready_to_be_routed(api: Api, request: Request) -> Response:
-    if not api.backend.table_seen():
+    if api.gate.closed or not api.backend.table_seen():
         raise _not_ready("no route table was read yet, or this head is going away")
     return JSONResponse({"status": "ready"})
 
@@ -120,7 +120,7 @@ async def _version(api: Api, request: Request) -> Response:
 
 async def _mesh(api: Api, request: Request) -> Response:
     api.authorize(request)
-    return JSONResponse(api.backend.describe())
+    return JSONResponse({**api.backend.describe(), "leaving": api.gate.leaving})
 
 
 _ROUTES: tuple[tuple[str, str, Handler], ...] = (

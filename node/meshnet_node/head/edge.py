@@ -16,11 +16,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from meshnet_node.errors import ApiError
 from meshnet_node.head.api_metrics import ApiMetrics
 from meshnet_node.head.disconnect import ClientGone
+from meshnet_node.head.gate import Gate
 from meshnet_node.head.replies import error_body
 from meshnet_node.head.stream import where
 from meshnet_node.logs import events
 
 CLIENT_GONE = 499
+CLOSE = (b"connection", b"close")
 
 _GOOD_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 _SLASHES = re.compile(r"/{2,}")
@@ -30,9 +32,10 @@ _log = events(__name__)
 class Edge:
     """ASGI middleware."""
 
-    def __init__(self, app: ASGIApp, metrics: ApiMetrics) -> None:
+    def __init__(self, app: ASGIApp, metrics: ApiMetrics, gate: Gate) -> None:
         self._app = app
         self._metrics = metrics
+        self._gate = gate
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -48,6 +51,9 @@ class Edge:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 message["headers"] = [*message["headers"], (b"x-request-id", request_id)]
+                # Another head may be ready: the next request, or try, must not come here again by this connection.
+                if self._gate.leaving and CLOSE not in message["headers"]:
+                    message["headers"].append(CLOSE)
             await send(message)
 
         try:
@@ -87,7 +93,6 @@ def error_response(error: ApiError) -> Response:
         headers["x-should-retry"] = "false"
     if error.status == 401:
         headers["www-authenticate"] = "Bearer"
-    # Another head may be ready: the next try must not come here again by the same connection.
     if error.status == 413 or error.code == "not_ready":
         headers["connection"] = "close"
     return JSONResponse(error_body(error), status_code=error.status, headers=headers)

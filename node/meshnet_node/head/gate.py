@@ -15,11 +15,13 @@ from meshnet_node.errors import ApiError, overloaded
 class Gate:
     """`inside` is the number of requests that have entered and not left. per_key: None = no bound of its own.
 
-    closed: the head is going away.
+    leaving: the head is going away; who comes now is still served, and its connection ends with the answer, so that the
+    next request finds another head. closed: nobody is served any more who was not inside before.
     """
 
     def __init__(self, limit: int, per_key: int | None = None) -> None:
         self.inside = 0
+        self.leaving = False
         self.closed = False
         self._limit = limit
         self._per_key = per_key

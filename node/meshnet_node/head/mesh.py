@@ -43,7 +43,6 @@ class Mesh:
         self, settings: HeadSettings, max_context: int, registry: CollectorRegistry, resolve: Resolve | None = None
     ) -> None:
         self.max_context = max_context
-        self.draining = False
         self.proven = True  # whoever wants a proof first takes this back: head/proof.py
         self.instance = secrets.token_hex(16)
         telemetry = MeshTelemetry(registry)
@@ -95,15 +94,15 @@ class Mesh:
 
     def has_path(self) -> bool:
         """A complete chain of shards is there for a new request."""
-        return not self.draining and plan(self.context.endpoints.all.values()) is not None
+        return plan(self.context.endpoints.all.values()) is not None
 
     def ready(self) -> bool:
         """A new request would be answered."""
         return self.proven and self.has_path()
 
     def table_seen(self) -> bool:
-        """A route table was read, and this head is not going away."""
-        return not self.draining and self.context.endpoints.table is not None
+        """A route table was read."""
+        return self.context.endpoints.table is not None
 
     def fingerprint(self) -> str:
         """Weights, dtype, cut and software in 12 hex digits; "" while no path is known."""

@@ -1,7 +1,8 @@
 """A head process: text model, mesh and API under uvicorn, with a drain on SIGTERM.
 
-On SIGTERM /readyz turns to 503, so that no new client is sent here; streams that run go on until they end or
-`drain_seconds` have passed. A second signal ends at once.
+After SIGTERM new requests are served for `linger_seconds` more: who sends them learns only afterwards that this head is
+going, and has no other one while it is the only one. Then /readyz turns to 503 and new requests are refused; streams
+that run go on until they end or `drain_seconds` have passed since the signal. A second signal ends at once.
 """
 
 from __future__ import annotations
@@ -91,9 +92,12 @@ async def serve(settings: HeadSettings) -> None:
     stopping = asyncio.create_task(stop.wait())
     try:
         await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        mesh.draining = gate.closed = True
         deadline = time.monotonic() + settings.drain_seconds
+        gate.leaving = True
         stop.clear()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), min(settings.linger_seconds, settings.drain_seconds))
+        gate.closed = True
         while (gate.inside or mesh.context.running) and time.monotonic() < deadline and not stop.is_set():
             await Pulse.wait(mesh.context.endpoints.changed.next(), 0.25)
     finally:

@@ -9,6 +9,9 @@ from meshnet_operator.resource import MeshModel
 from meshnet_operator.settings import PodDefaults
 from meshnet_operator.source import weights
 
+# Longer than a Service needs to learn that a head goes, and than another one needs to start when it was the only one: a
+# Service sends to a pod that is being deleted while it has no other.
+LINGER_SECONDS = 15
 # What spec.head may change without another pod.
 NOT_PODS = ("replicas", "service", "allowUnauthenticated")
 
@@ -63,6 +66,7 @@ def _env(model: MeshModel, revision: str | None) -> list[Object]:
         value("MESHNET_HOLD_SECONDS", model.section("recovery")["holdSeconds"]),
         value("MESHNET_REPLAY_BYTES", model.size("recovery", "replayBytes")),
         value("MESHNET_DRAIN_SECONDS", model.section("head")["drainSeconds"]),
+        value("MESHNET_LINGER_SECONDS", LINGER_SECONDS),
     ]
     if model.api_keys:
         env.append(value("MESHNET_API_KEYS_FILE", f"{KEYS_FOLDER}/keys"))
