@@ -69,7 +69,10 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """The pauses that the clients saw."""
+    """What kubectl showed when the answers of each test had ended, and the pauses that the clients saw."""
     for site in sites:
+        terminalreporter.section("what kubectl showed")
+        for what, lines in site.shown.items():
+            terminalreporter.write_line(f"\n{what}\n{lines}")
         terminalreporter.section("pauses")
         terminalreporter.write_line("\n".join(site.measured))

@@ -15,6 +15,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -118,6 +119,7 @@ class Site:
     cluster: Cluster
     expected: dict[tuple[str, int], str] = field(default_factory=dict)
     measured: list[str] = field(default_factory=list)
+    shown: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def running(cls) -> Site:
@@ -174,6 +176,14 @@ class Site:
         """Messages of the MeshModel's Events."""
         items = self.read("get", "events", "--field-selector=involvedObject.kind=MeshModel")["items"]
         return [f"{one['reason']}: {one['message']}" for one in items if reason in one["reason"]]
+
+    def told_since(self, moment: datetime, name: str) -> str:
+        """The MeshModel's line and what its Events said from a moment on, as kubectl shows them."""
+        items = self.read("get", "events", f"--field-selector=involvedObject.name={name}")["items"]
+        # Whole seconds, as the Events have them.
+        late = [one for one in items if _time(one) >= moment.replace(microsecond=0)]
+        lines = [f"{one['type']:9}{one['reason']:22}{one['message']}" for one in sorted(late, key=_time)]
+        return "\n".join([self.cluster.kubectl(f"--namespace={NAMESPACE}", "get", "mm", name), *lines])
 
     def sessions(self, pod: Object) -> float:
         """Answers that a shard's pod works on, by its own count."""
@@ -376,9 +386,11 @@ class Site:
         readers = [self.start(prompt, tokens, name) for prompt in PROMPTS]
         for reader in readers:
             self.under_way(reader)
+        began = datetime.now(UTC)
         yield readers
         for reader in readers:
             self.check(reader)
+        self.shown[what] = self.told_since(began, name)
         self.measured.append(f"{what}: longest pause {max(reader.stall for reader in readers):.1f} s")
         if whole:
             self.settle()
@@ -402,6 +414,10 @@ class Site:
             assert not caller.errors, caller.errors
             assert caller.answered > 0
         self.measured.append(f"{what}: {sum(caller.answered for caller in callers)} requests came meanwhile")
+
+
+def _time(event: Object) -> datetime:
+    return datetime.fromisoformat(event["lastTimestamp"] or event["eventTime"])
 
 
 def _container(pod: Object) -> str:
