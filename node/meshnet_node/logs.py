@@ -39,6 +39,14 @@ class Events:
             self._logger.log(level, "%s", event, exc_info=exc_info, extra={"meshnet_fields": fields})
 
 
+def where(error: BaseException) -> str:
+    """File and line in which an error was raised."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return "" if trace is None else f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
+
+
 class EventFormatter(JsonFormatter):
     """time, level, logger, event, the process's constants, the call's fields; `error` holds a traceback."""
 

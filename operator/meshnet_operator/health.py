@@ -14,6 +14,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from prometheus_client import CollectorRegistry, generate_latest
 
 BEAT_SECONDS = 15.0
+# A client that says nothing gives its thread back.
+IDLE_SECONDS = 10.0
 
 
 class Health:
@@ -38,6 +40,8 @@ def serve(health: Health, host: str, port: int) -> ThreadingHTTPServer:
     """Starts the thread; `shutdown()` of what is returned ends it."""
 
     class Handler(BaseHTTPRequestHandler):
+        timeout = IDLE_SECONDS
+
         def do_GET(self) -> None:
             if self.path == "/metrics":
                 self._answer(200, generate_latest(health.registry))

@@ -18,8 +18,7 @@ from meshnet_node.head.api_metrics import ApiMetrics
 from meshnet_node.head.disconnect import ClientGone
 from meshnet_node.head.gate import Gate
 from meshnet_node.head.replies import error_body
-from meshnet_node.head.stream import where
-from meshnet_node.logs import events
+from meshnet_node.logs import events, where
 
 CLIENT_GONE = 499
 CLOSE = (b"connection", b"close")

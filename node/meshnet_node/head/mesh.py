@@ -13,6 +13,7 @@ from meshnet_node import __version__
 from meshnet_node.errors import ApiError
 from meshnet_node.head.admission import Admission
 from meshnet_node.head.backend import GenerationRequest
+from meshnet_node.head.background import keep_running
 from meshnet_node.head.boundary import ReplayBudget
 from meshnet_node.head.context import MeshContext
 from meshnet_node.head.endpoints import Endpoint, LinkSettings
@@ -61,9 +62,8 @@ class Mesh:
         self._dns = Dns()
         self._lookup = ServiceLookup(endpoints, resolve or self._dns.resolve, settings.lookup_seconds)
         self._tasks = [
-            asyncio.create_task(self._source.run()),
-            asyncio.create_task(self._lookup.run()),
-            asyncio.create_task(self._watch()),
+            asyncio.create_task(keep_running(name, run))
+            for name, run in (("routes", self._source.run), ("lookup", self._lookup.run), ("watch", self._watch))
         ]
         self._export(registry)
 

@@ -24,6 +24,7 @@ from meshnet_node.errors import ApiError
 from meshnet_node.head.disconnect import until_gone
 from meshnet_node.head.replies import error_body, to_json
 from meshnet_node.logs import events as event_logger
+from meshnet_node.logs import where
 
 DONE = b"data: [DONE]\n\n"
 COMMENT = b": keep-alive\n\n"
@@ -60,14 +61,6 @@ async def guarded(chunks: AsyncGenerator[BaseModel], failed: Callable[[], None])
         _log.error("stream_failed", error=type(error).__name__, where=where(error))
         yield error_event(ApiError("internal error", status=500, type="server_error", code="internal_error"))
     yield DONE
-
-
-def where(error: BaseException) -> str:
-    """File and line in which an error was raised."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    return "" if trace is None else f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
 
 
 class EventStream(Response):

@@ -18,6 +18,8 @@ from meshnet_node.wire.frames import WIRE_VERSION, Challenge, Error, Frame, Hell
 from meshnet_node.wire.link import ShardLink
 
 DIAL_SECONDS = 5.0
+# A connection that ends here is of no more use: a shard that hangs must not hold up the next dial.
+GOODBYE_SECONDS = 0.5
 USER_TIMEOUT_MS = 20_000
 DIAL_MESSAGE_BYTES = 1024 * 1024
 
@@ -35,7 +37,12 @@ async def dial(address: str, instance: str, tokens: Sequence[bytes]) -> ShardLin
             infos = []
             for _ in range(2):
                 socket = await connect(
-                    f"ws://{address}/v1/link", compression=None, max_size=None, ping_interval=None, proxy=None
+                    f"ws://{address}/v1/link",
+                    compression=None,
+                    max_size=None,
+                    ping_interval=None,
+                    proxy=None,
+                    close_timeout=GOODBYE_SECONDS,
                 )
                 sockets.append(socket)
                 _bound_silence(socket)
