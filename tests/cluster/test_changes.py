@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 
+import pytest
 from images import recipes
-from meshnet_site import MODEL, NAMESPACE, PROMPTS, Site
+from meshnet_site import MODEL, NAMESPACE, PROMPTS, Object, Site
 
 
 def test_a_changed_environment_rolls_one_shard_alone(site: Site) -> None:
@@ -34,16 +35,20 @@ def test_a_new_image_rolls_all_pods(site: Site) -> None:
     site.settle()
 
 
-def test_another_cut_takes_over_and_back(site: Site) -> None:
-    two = site.model()["spec"]["shards"]
-    three = [
+def _three_shards(two: list[Object]) -> list[Object]:
+    """The sample's layers in three ranges."""
+    return [
         two[0] | {"name": "front", "startLayer": 0, "endLayer": 9},
         two[0] | {"name": "middle", "startLayer": 10, "endLayer": 19},
         two[1] | {"name": "back", "startLayer": 20, "endLayer": 29},
     ]
+
+
+def test_another_cut_takes_over_and_back(site: Site) -> None:
+    two = site.model()["spec"]["shards"]
     before = site.epoch()
     with site.load("two shards become three"):
-        site.patch([{"op": "replace", "path": "/spec/shards", "value": three}])
+        site.patch([{"op": "replace", "path": "/spec/shards", "value": _three_shards(two)}])
         site.roll("the change")
     assert site.status()["readyShards"] == "3/3"
     assert site.epoch() > before
@@ -53,13 +58,17 @@ def test_another_cut_takes_over_and_back(site: Site) -> None:
     assert site.status()["readyShards"] == "2/2"
 
 
-def test_a_change_that_is_taken_back_half_way_leaves_the_serving_pods(site: Site) -> None:
+@pytest.mark.parametrize("what", ["image", "shards"])
+def test_a_change_that_is_taken_back_half_way_leaves_the_serving_pods(site: Site, what: str) -> None:
+    spec = site.model()["spec"]
+    changed = {"image": recipes.NODE.replace(recipes.VERSION, "none"), "shards": _three_shards(spec["shards"])}
+    back = {"op": "replace", "path": "/spec/shards", "value": spec["shards"]}
     before = site.uids("front", "back")
-    with site.load("a change taken back"):
-        site.patch([{"op": "add", "path": "/spec/image", "value": recipes.NODE.replace(recipes.VERSION, "none")}])
+    with site.load(f"a change of the {what} taken back"):
+        site.patch([{"op": "add", "path": f"/spec/{what}", "value": changed[what]}])
         site.until(lambda: site.condition("Progressing")["status"] == "True", 30, "the rollout begins")
-        time.sleep(3)
-        site.patch([{"op": "remove", "path": "/spec/image"}])
+        time.sleep(2)
+        site.patch([back if what == "shards" else {"op": "remove", "path": "/spec/image"}])
     assert site.uids("front", "back") == before
 
 

@@ -38,16 +38,12 @@ def _advertise(site: Site, node: str, operation: str) -> None:
     site.cluster.kubectl("patch", "node", node, "--subresource=status", "--type=json", f"--patch={patch}")
 
 
-def _restart(site: Site, stamp: str) -> None:
-    site.patch([{"op": "add", "path": "/spec/restartedAt", "value": stamp}], NAME)
-
-
 def test_a_surge_without_spare_devices_says_so_and_serves_on(devices: Site) -> None:
     site = devices
     site.settle(NAME)
     before = {shard: {pod["metadata"]["uid"] for pod in site.pods(shard, NAME)} for shard in ("front", "back")}
     with site.streams("surge without spare devices", whole=False, name=NAME):
-        _restart(site, "2026-01-01T00:00:00Z")
+        site.restart(NAME)
         site.until(
             lambda: site.condition("Degraded", NAME)["reason"] == "InsufficientCapacity", 60, "no device is said"
         )
@@ -61,7 +57,7 @@ def test_one_by_one_needs_none_and_holds_the_streams(devices: Site) -> None:
     site = devices
     with site.streams("one by one without spare devices", tokens=320, whole=False, name=NAME) as readers:
         site.patch([{"op": "replace", "path": "/spec/rollout/strategy", "value": "OneByOne"}], NAME)
-        _restart(site, "2026-01-02T00:00:00Z")
+        site.restart(NAME)
         site.roll("the rollout", NAME)
     assert max(reader.stall for reader in readers) > 1, "no answer was held"
     site.settle(NAME)

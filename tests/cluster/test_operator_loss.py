@@ -49,8 +49,8 @@ def test_one_of_two_dies_without_an_operator(whole_cluster: Site, request: pytes
     site.replicas(1)
 
 
-def test_another_operator_leads_when_the_leader_is_killed(site: Site) -> None:
-    leader = site.read("get", "lease", "meshnet", namespace="meshnet")["spec"]["holderIdentity"]
+def test_another_operator_leads_when_the_leaders_pod_is_deleted(site: Site) -> None:
+    leader = _leader(site)
     before = site.epoch()
     with site.streams("leader and back deleted"):
         site.cluster.kubectl(
@@ -58,5 +58,19 @@ def test_another_operator_leads_when_the_leader_is_killed(site: Site) -> None:
         )
         site.delete_at_once(site.pods("back")[0])
     site.until(lambda: site.epoch() > before, 60, "the next leader writes a table")
-    now = site.read("get", "lease", "meshnet", namespace="meshnet")["spec"]["holderIdentity"]
-    assert now != leader
+    assert _leader(site) != leader
+
+
+def test_the_next_table_is_written_when_the_leaders_process_is_killed(site: Site) -> None:
+    """By the standby, or by the leader's own pod where its container is back before the Lease runs out."""
+    pod = site.read("get", "pod", _leader(site), namespace="meshnet")
+    before = site.epoch()
+    with site.streams("leader killed and back deleted"):
+        site.kill(pod)
+        site.delete_at_once(site.pods("back")[0])
+    site.until(lambda: site.epoch() > before, 60, "the next leader writes a table")
+
+
+def _leader(site: Site) -> str:
+    """The name of its pod."""
+    return str(site.read("get", "lease", "meshnet", namespace="meshnet")["spec"]["holderIdentity"])

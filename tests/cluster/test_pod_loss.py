@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import UTC, datetime
 
 import pytest
 from meshnet_site import Site
@@ -27,11 +28,12 @@ def replicas(whole_cluster: Site, request: pytest.FixtureRequest) -> Iterator[in
 @pytest.mark.parametrize("fault", FAULTS)
 def test_streams_end_as_if_nothing_had_happened(site: Site, replicas: int, fault: str, shard: str) -> None:
     site.until(lambda: not site.leaving(), 60, "pods of the last change are gone")
-    before = site.epoch()
+    before, began = site.epoch(), datetime.now(UTC)
     with site.streams(f"{shard} {fault}, {replicas} replicas", whole=False):
         FAULTS[fault](site, site.in_use(shard))
     # A stopped process is ready until its probe has failed twice: longer than the answers took.
     site.until(lambda: site.epoch() > before, 60, "the table tells the loss")
+    site.until(lambda: "ShardsNotReady" in site.told_since(began), 10, "an Event tells the loss")
     site.settle()
     # On its way out, gone, and another one there: a table each, and none without a change.
     assert site.epoch() - before <= 3

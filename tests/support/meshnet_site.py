@@ -177,7 +177,7 @@ class Site:
         items = self.read("get", "events", "--field-selector=involvedObject.kind=MeshModel")["items"]
         return [f"{one['reason']}: {one['message']}" for one in items if reason in one["reason"]]
 
-    def told_since(self, moment: datetime, name: str) -> str:
+    def told_since(self, moment: datetime, name: str = MODEL) -> str:
         """The MeshModel's line and what its Events said from a moment on, as kubectl shows them."""
         items = self.read("get", "events", f"--field-selector=involvedObject.name={name}")["items"]
         # Whole seconds, as the Events have them.
@@ -301,11 +301,15 @@ class Site:
         """Waits for a node that is on its way back."""
         self.cluster.kubectl("wait", "--for=condition=Ready", f"node/{machine.name}", "--timeout=90s")
 
+    def restart(self, name: str = MODEL) -> None:
+        """Begins to make all pods anew."""
+        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        self.patch([{"op": "add", "path": "/spec/restartedAt", "value": now}], name)
+
     def respread(self) -> None:
         """All pods anew, so that each node has some again."""
         self.settle(seconds=240)
-        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        self.patch([{"op": "add", "path": "/spec/restartedAt", "value": now}])
+        self.restart()
         self.settle(seconds=240)
 
     def delete(self, pod: Object, *flags: str) -> None:
