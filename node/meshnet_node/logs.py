@@ -10,9 +10,11 @@ import logging
 import sys
 from typing import IO, Any
 
+from pythonjsonlogger.core import RESERVED_ATTRS
 from pythonjsonlogger.json import JsonFormatter
 
 VALUE_LIMIT = 300
+_FIELDS = "meshnet_fields"
 _QUIET = ("uvicorn", "uvicorn.error", "uvicorn.access", "websockets", "httpx2", "httpcore2")
 
 
@@ -36,7 +38,7 @@ class Events:
 
     def _log(self, level: int, event: str, fields: dict[str, object], exc_info: BaseException | None = None) -> None:
         if self._logger.isEnabledFor(level):
-            self._logger.log(level, "%s", event, exc_info=exc_info, extra={"meshnet_fields": fields})
+            self._logger.log(level, "%s", event, exc_info=exc_info, extra={_FIELDS: fields})
 
 
 def where(error: BaseException) -> str:
@@ -51,11 +53,12 @@ class EventFormatter(JsonFormatter):
     """time, level, logger, event, the process's constants, the call's fields; `error` holds a traceback."""
 
     def __init__(self, constants: dict[str, object]) -> None:
-        super().__init__("%(message)s", rename_fields={"exc_info": "traceback"})
+        reserved = [*RESERVED_ATTRS, _FIELDS]
+        super().__init__("%(message)s", rename_fields={"exc_info": "traceback"}, reserved_attrs=reserved)
         self._constants = constants
 
     def add_fields(self, log_data: dict[str, Any], record: logging.LogRecord, message_dict: dict[str, Any]) -> None:
-        fields: dict[str, object] = record.__dict__.pop("meshnet_fields", {})
+        fields: dict[str, object] = record.__dict__.get(_FIELDS, {})
         super().add_fields(log_data, record, message_dict)
         log_data["time"] = self.formatTime(record, "%Y-%m-%dT%H:%M:%S") + f".{int(record.msecs):03d}"
         log_data["level"] = record.levelname.lower()
