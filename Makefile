@@ -10,7 +10,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 .PHONY: help setup run test parity check format bench lock clean
 
 help: ## list the commands
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 20
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 20
 
 setup: $(STAMP) $(DEMO)/config.json ## environment and demo model; does nothing when they are there
 
@@ -38,7 +38,7 @@ parity: setup ## all of the equality runs, also the long ones
 check: setup ## formatter, linter, types, import contracts
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy node/meshnet_node operator/meshnet_operator
+	$(BIN)/mypy node/meshnet_node operator/meshnet_operator hack
 	$(BIN)/lint-imports
 
 format: setup ## let the formatter and the linter mend what they can

@@ -1,10 +1,13 @@
 """Random faults against random load, on the cluster that `make cluster` left running: `make soak MINUTES=10`.
 
 Clients stream answers one after the other; meanwhile pods are deleted and killed, processes stopped, nodes drained,
-crashed and cut off, heads told to go, operators killed, ranges scaled. The ledger has a line for every request: each
-must end with the text of an undisturbed run. A request that is refused before its first token (503: no path right now)
-is sent again, as the official clients do, and counts as refused. Prints one JSON object; the exit code is 1 where a
-text was wrong, a request lost or a session leaked.
+crashed and cut off, heads told to go, operators killed, ranges scaled. The ledger has a line of JSON for every request
+and every fault: each request must end with the text of an undisturbed run. One that is refused before its first token
+(503: no path right now) or finds nobody who listens is sent again, as the official clients do, and counts as refused.
+Prints a summary as JSON; the exit code is 1 where a text was wrong, a request lost, a session leaked, a number of a
+hop's state not as it must be, or the cluster not whole again after a fault.
+
+On a cluster whose nodes are not ours (MESHNET_TEST_KUBECONFIG) there are only the faults that the API server can do.
 
 The head is never killed outright: a stream ends with its head, which is known and not this bench's question.
 """
@@ -12,66 +15,37 @@ The head is never killed outright: a stream ends with its head, which is known a
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import random
 import sys
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
 
+import httpx2
 import openai
+from cluster.containers import ContainerError
 from cluster.machines import Machine
-from cluster.release import ClusterError
-from meshnet_site import MODEL, PROMPTS, Object, Reader, Site
+from cluster.network import NetworkError
+from cluster.release import MODEL, OPERATOR, ClusterError
+from meshnet_clients import Reader
+from meshnet_ledger import Entry, Ledger
+from meshnet_site import PROMPTS, Site
+from meshnet_view import OPERATORS, Object
 
 LENGTHS = (40, 120)
+AWAY_SECONDS = 25.0
+# How long a request is sent again before it counts as lost.
+REFUSED_SECONDS = 300.0
+JOIN_SECONDS = 400.0
+# What an action on a cluster in trouble may end with.
+HARM = (ClusterError, ContainerError, NetworkError, LookupError, ValueError, OSError)
 QUESTIONS = (*PROMPTS, "Write a poem about the sea.", "List ten uses of a brick, with reasons.")
 CLIENTS = 3
-OPERATORS = "--namespace=meshnet"
 SHARDS = ("front", "back")
-
-
-@dataclass
-class Entry:
-    """One request. refused: how often it was refused before its first token."""
-
-    prompt: str
-    tokens: int
-    sent: float
-    refused: int = 0
-    ended: float | None = None
-    equal: bool = False
-    error: str = ""
-    stall: float = 0.0
-
-
-@dataclass
-class Ledger:
-    entries: list[Entry] = field(default_factory=list)
-    faults: Counter[str] = field(default_factory=Counter)
-    unfit: Counter[str] = field(default_factory=Counter)
-
-    def summary(self) -> Object:
-        done = [one for one in self.entries if one.ended is not None]
-        stalls = sorted(one.stall for one in done)
-        return {
-            "requests": {
-                "sent": len(self.entries),
-                "finished": len(done),
-                "equal": sum(one.equal for one in done),
-                "wrong": sum(not one.equal for one in done),
-                "lost": len(self.entries) - len(done),
-                "refused_and_sent_again": sum(one.refused for one in self.entries),
-            },
-            "errors": sorted({one.error for one in self.entries if one.error}),
-            "longest_pause_s": {"median": round(stalls[len(stalls) // 2], 1), "most": round(stalls[-1], 1)}
-            if done
-            else {},
-            "faults": dict(self.faults),
-            "faults_that_did_not_fit": dict(self.unfit),
-        }
 
 
 class Load(threading.Thread):
@@ -83,31 +57,40 @@ class Load(threading.Thread):
 
     def run(self) -> None:
         while not self.stop.is_set():
-            entry = Entry(self.rng.choice(QUESTIONS), self.rng.choice(LENGTHS), time.monotonic())
+            entry = Entry(self.rng.choice(QUESTIONS), self.rng.choice(LENGTHS), self.ledger.now())
             self.ledger.entries.append(entry)
-            self._ask(entry)
+            try:
+                self._ask(entry)
+            finally:
+                self.ledger.write({"request": asdict(entry)})
 
     def _ask(self, entry: Entry) -> None:
         while True:
             reader = Reader(self.site.client(), entry.prompt, entry.tokens, MODEL)
             reader.run()
             entry.stall = max(entry.stall, reader.stall)
-            if _refused(reader) and time.monotonic() - entry.sent < 300:
-                entry.refused += 1
-                time.sleep(1.0)
-                continue
-            break
+            if not _refused(reader) or self.ledger.now() - entry.sent > REFUSED_SECONDS:
+                break
+            entry.refused += 1
+            time.sleep(1.0)
+        entry.equal = reader.text == self.site.expected[entry.prompt, entry.tokens]
+        entry.text = "" if entry.equal else reader.text
         if reader.error is not None or reader.finish != "length":
             entry.error = repr(reader.error) if reader.error else f"finish_reason {reader.finish}"
-            return
-        entry.equal = reader.text == self.site.expected[entry.prompt, entry.tokens]
-        entry.ended = time.monotonic()
+        else:
+            entry.ended = self.ledger.now()
 
 
 def _refused(reader: Reader) -> bool:
-    """Before its first token, by a status or by a head that was just going."""
-    early = not reader.times
-    return early and isinstance(reader.error, openai.InternalServerError | openai.APIConnectionError)
+    """Before its first token, by 503, or since nobody listened."""
+    error = reader.error
+    if isinstance(error, openai.APIConnectionError):
+        return not reader.times and isinstance(error.__cause__, httpx2.ConnectError | httpx2.ConnectTimeout)
+    return not reader.times and isinstance(error, openai.APIStatusError) and error.status_code == 503
+
+
+class Unhealed(Exception):
+    """A fault was done, and what a person or a controller does afterwards did not help."""
 
 
 class Faults:
@@ -118,25 +101,31 @@ class Faults:
         self.kinds: dict[str, Callable[[], None]] = {
             "delete a shard's pod": lambda: self.site.delete(self._shard()),
             "delete it without grace": lambda: self.site.delete_at_once(self._shard()),
-            "kill -9": lambda: self.site.kill(self._shard()),
-            "SIGSTOP": lambda: self.site.stop(self._shard()),
             "evict": lambda: self.site.evict(self._shard()),
-            "fill its memory": lambda: self.site.fill_memory(self._shard()),
             "roll all pods": self.site.restart,
             "tell the head to go": lambda: self.site.delete(self.rng.choice(self.site.pods("head"))),
             "kill the operators": self._operators,
             "scale to one and back": self._scale,
-            "drain a node": self._drain,
-            "crash a node": self._crash,
-            "cut a node off": self._partition,
         }
+        if site.cluster.machines:
+            self.kinds |= {
+                "kill -9": lambda: self.site.kill(self._shard()),
+                "SIGSTOP": lambda: self.site.stop(self._shard()),
+                "fill its memory": lambda: self.site.fill_memory(self._shard()),
+                "drain a node": self._drain,
+                "crash a node": self._crash,
+                "cut a node off": self._partition,
+                "hide the API server from a node": self._blind,
+            }
 
     def _shard(self) -> Object:
-        pods = [pod for pod in self.site.pods(self.rng.choice(SHARDS)) if pod["status"].get("containerStatuses")]
-        return self.rng.choice(pods)
+        """One whose container runs. Raises IndexError where none does."""
+        pods = self.site.pods(self.rng.choice(SHARDS))
+        return self.rng.choice([pod for pod in pods if _runs(pod)])
 
     def _operators(self) -> None:
-        self.site.cluster.kubectl(OPERATORS, "delete", "pods", "--all", "--grace-period=0", "--force", "--wait=false")
+        at_once = ("--grace-period=0", "--force", "--wait=false")
+        self.site.cluster.kubectl(f"--namespace={OPERATOR}", "delete", "pods", OPERATORS, *at_once)
 
     def _scale(self) -> None:
         at = self.rng.randrange(len(SHARDS))
@@ -148,75 +137,128 @@ class Faults:
         machine = self._machine()
         kubectl = self.site.cluster.kubectl
         try:
-            kubectl(
-                "drain", machine.name, "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=60s", check=False
-            )
+            kubectl("drain", machine.name, "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=60s")
         finally:
             kubectl("uncordon", machine.name)
 
     def _crash(self) -> None:
         machine = self._machine()
         machine.crash()
-        time.sleep(25)
-        self.site.power_on(machine)
+        time.sleep(AWAY_SECONDS)
+        with _healing():
+            self.site.power_on(machine)
 
     def _partition(self) -> None:
         machine = self._machine()
         machine.partition()
-        time.sleep(25)
-        machine.heal()
-        self.site.node_back(machine)
+        time.sleep(AWAY_SECONDS)
+        with _healing():
+            machine.heal()
+            self.site.node_back(machine)
+
+    def _blind(self) -> None:
+        machine = self._machine()
+        machine.cut_off()
+        time.sleep(AWAY_SECONDS)
+        with _healing():
+            machine.reconnect()
+            self.site.node_back(machine)
 
     def _machine(self) -> Machine:
-        """Not the first: this machine reaches Services through it, and the head is there."""
+        """Not the first: the head is there."""
         return self.rng.choice(self.site.machines[1:])
+
+
+def _runs(pod: Object) -> bool:
+    return any("running" in one["state"] for one in pod["status"].get("containerStatuses", ()))
+
+
+@contextlib.contextmanager
+def _healing() -> Iterator[None]:
+    try:
+        yield
+    except HARM as error:
+        raise Unhealed(str(error)) from error
 
 
 def leaks(site: Site) -> Object:
     """What is still held when nobody asks any more: must be nothing. (Parked sessions are none: they may be reused.)"""
-    found = {
+    shards = [pod for shard in SHARDS for pod in site.pods(shard)]
+    return {
         "running_generations": sum(site.gauge(pod, "meshnet_generations_running") for pod in site.pods("head")),
-        "active_sessions": 0.0,
-        "integrity_failures": 0.0,
+        "active_sessions": sum(site.sessions(pod) for pod in shards),
     }
-    for pod in (pod for shard in SHARDS for pod in site.pods(shard)):
-        found["active_sessions"] += site.gauge(pod, "meshnet_shard_sessions_active")
-        found["integrity_failures"] += site.gauge(pod, "meshnet_shard_integrity_failures_total")
-    return found
 
 
-def soak(site: Site, minutes: float, count: int, seed: int) -> tuple[Object, bool]:
+class Integrity:
+    """The shards' counts of broken state, of each process that was ever seen: a killed one takes its count along."""
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+        self.counts: dict[str, float] = {}
+
+    def look(self) -> float:
+        """Their sum so far."""
+        for pod in (pod for shard in SHARDS for pod in self.site.pods(shard)):
+            with contextlib.suppress(ClusterError):
+                count = self.site.gauge(pod, "meshnet_shard_integrity_failures_total")
+                uid = pod["metadata"]["uid"]
+                self.counts[uid] = max(count, self.counts.get(uid, 0.0))
+        return sum(self.counts.values())
+
+
+def soak(site: Site, ledger: Ledger, minutes: float, count: int, seed: int) -> tuple[Object, bool]:
     """Returns the summary, and whether all is well."""
-    rng = random.Random(seed)
-    head = [{"op": "add", "path": "/spec/head/nodeSelector", "value": {"kubernetes.io/hostname": "n1"}}]
-    site.patch([*head])
+    ledger.write({"minutes": minutes, "seed": seed})
+    if site.cluster.machines:
+        # This machine reaches Services through the first node, and the others may go.
+        selector = {"kubernetes.io/hostname": site.machines[0].name}
+        site.patch([{"op": "add", "path": "/spec/head/nodeSelector", "value": selector}])
     site.replicas(2)
     for prompt in QUESTIONS:
         for tokens in LENGTHS:
             site.undisturbed(prompt, tokens)
-    ledger, stop, faults = Ledger(), threading.Event(), Faults(site, rng)
+    stop = threading.Event()
     clients = [Load(site, ledger, stop, random.Random(seed + number)) for number in range(1, CLIENTS + 1)]
     for client in clients:
         client.start()
+    integrity = Integrity(site)
+    try:
+        _harm(site, ledger, integrity, minutes, count, random.Random(seed))
+    finally:
+        stop.set()
+        for client in clients:
+            client.join(JOIN_SECONDS)
+    site.settle(seconds=300)
+    held = _until_nothing(site)
+    broken = integrity.look()
+    found = {"minutes": minutes, "seed": seed, **ledger.summary(), "leaked": held, "integrity_failures": broken}
+    asked = found["requests"]
+    bad = asked["wrong"] or asked["lost"] or any(held.values()) or broken or ledger.unhealed
+    return found, bool(asked["sent"]) and not bad
+
+
+def _harm(site: Site, ledger: Ledger, integrity: Integrity, minutes: float, count: int, rng: random.Random) -> None:
+    """One fault after the other, until time or count are up."""
+    faults = Faults(site, rng)
     end = time.monotonic() + 60 * minutes
     while time.monotonic() < end and sum(ledger.faults.values()) < count:
+        integrity.look()
         name = rng.choice(list(faults.kinds))
         print(f"{end - time.monotonic():6.0f} s left  {name}", file=sys.stderr, flush=True)
+        line: Object = {"fault": name, "at": ledger.now()}
         try:
             faults.kinds[name]()
             ledger.faults[name] += 1
-        except (ClusterError, IndexError, OSError) as error:
+        except Unhealed as error:
+            ledger.unhealed.append(f"{name}: {error}")
+            line["not_healed"] = str(error)
+        except HARM as error:
             # The pod was gone already, or none was there: the fault before did that.
             ledger.unfit[f"{name}: {type(error).__name__}"] += 1
+            line["did_not_fit"] = str(error)
+        ledger.write(line | {"over": ledger.now()})
         time.sleep(rng.uniform(2, 15))
-    stop.set()
-    for client in clients:
-        client.join(400)
-    site.settle(seconds=300)
-    held = _until_nothing(site)
-    found = {"minutes": minutes, "seed": seed, **ledger.summary(), "leaked": held}
-    asked = found["requests"]
-    return found, not (asked["wrong"] or asked["lost"] or any(held.values()))
 
 
 def _until_nothing(site: Site) -> Object:
@@ -232,11 +274,21 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--count", type=int, default=1000, help="faults at most (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--ledger", type=Path, default=Path("dist/soak.jsonl"), help="(default: %(default)s)")
     args = parser.parse_args()
     site = Site.running()
     site.settle()
-    found, well = soak(site, args.minutes, args.count, args.seed)
-    print(json.dumps(found, indent=1))
+    args.ledger.parent.mkdir(exist_ok=True)
+    args.ledger.unlink(missing_ok=True)
+    ledger = Ledger(args.ledger)
+    found, well = None, False
+    try:
+        with site.as_before():
+            found, well = soak(site, ledger, args.minutes, args.count, args.seed)
+    finally:
+        # Also after an error or ^C: what was seen until then.
+        print(json.dumps(found or ledger.summary(), indent=1))
+        print(f"each request and fault: {args.ledger}", file=sys.stderr)
     return 0 if well else 1
 
 

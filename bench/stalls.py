@@ -1,9 +1,11 @@
 """How long a stream of the running cluster pauses when a shard's pod is lost: `make bench-stalls`, as JSON.
 
 A prompt of about 500 tokens, 120 tokens of answer, the fault after the twentieth. Once with two replicas of each range,
-once with one, where the log of the shard takes the pause apart: until it loads (its container is made again, Python
-starts, modules are imported), until it is ready (weights), until the next token (found, replayed). An undisturbed
-answer of the same run is the reference for the text, and its longest pause for the rest.
+once with one. The head tells of each recovery its cause, the positions that were replayed, and its `stall_ms`, which
+begins when the head has noticed: what the client's pause has more is the detection. With one replica the log of the
+shard takes the pause apart: until it loads (its container is made again, Python starts, modules are imported), until it
+is ready (weights), until the next token (found, replayed). An undisturbed answer of the same run is the reference for
+the text, and its longest pause for the rest.
 """
 
 from __future__ import annotations
@@ -16,7 +18,10 @@ import time
 from collections.abc import Callable
 from datetime import datetime
 
-from meshnet_site import NAMESPACE, Object, Reader, Site
+from cluster.release import MODEL, NAMESPACE
+from meshnet_clients import Reader
+from meshnet_site import Site
+from meshnet_view import Object
 
 SHARD = "back"
 ANSWER = 120
@@ -37,13 +42,18 @@ FAULTS: dict[str, Callable[[Site, Object], None]] = {
 def measure(site: Site, name: str, replicas: int) -> Object:
     """One fault in one answer."""
     expected = site.undisturbed(PROMPT, ANSWER)
+    before = site.epoch()
     reader = site.start(PROMPT, ANSWER)
     site.under_way(reader)
-    before, at = site.epoch(), time.time()
-    FAULTS[name](site, site.in_use(SHARD))
+    pod = site.in_use(SHARD)
+    at = time.time()
+    FAULTS[name](site, pod)
     reader.join(240)
     found: Object = {"replicas": replicas, "fault": name, "stall_ms": round(1000 * reader.stall)}
     found |= {"identical": reader.text == expected, "error": repr(reader.error) if reader.error else None}
+    found["recoveries"] = [
+        one for head in site.pods("head") for one in site.mesh(head)["recoveries"] if one["time"] > at
+    ]
     if replicas == 1 and name not in ("none", "deleted"):
         found |= _parts(site, reader, at)
     # An answer may end before Kubernetes knows of the loss.
@@ -86,14 +96,14 @@ def main() -> int:
     args = parser.parse_args()
     site = Site.running()
     rows = []
-    for replicas in (2, 1):
-        site.replicas(replicas)
-        rows += [measure(site, name, replicas) for name in FAULTS for _ in range(args.times)]
-    site.replicas(1)
+    with site.as_before():
+        for replicas in (2, 1):
+            site.replicas(replicas)
+            rows += [measure(site, name, replicas) for name in FAULTS for _ in range(args.times)]
     usage = (
         site.client()
         .chat.completions.create(
-            model="smollm2", messages=[{"role": "user", "content": PROMPT}], max_tokens=1, temperature=0
+            model=MODEL, messages=[{"role": "user", "content": PROMPT}], max_tokens=1, temperature=0
         )
         .usage
     )

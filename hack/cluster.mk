@@ -22,22 +22,26 @@ audit: setup ## ask whether an advisory is known for any package of the images
 nodes: control-plane ## find or build kubelet, kube-proxy, containerd, CoreDNS (minutes with an empty Go cache)
 	$(HACK) -m cluster build-nodes
 
-cluster: nodes ## Kubernetes with three nodes on this machine, the chart and samples/smollm2.yaml on it
+# What a cluster needs before it can start: one that somebody else made needs the tools alone.
+GROUND = $(if $(MESHNET_TEST_KUBECONFIG),control-plane,nodes images)
+
+cluster: $(GROUND) ## Kubernetes with three nodes on this machine, the chart and samples/smollm2.yaml on it
 	$(HACK) -m cluster nodes-up
 
 cluster-down: ## end it; nothing stays
 	$(HACK) -m cluster nodes-down
 
-e2e: nodes ## kill real pods under real streams (a quarter of an hour)
-	MESHNET_E2E=1 $(PY) -m pytest --timeout 600 tests/cluster
+e2e: $(GROUND) ## kill real pods under real streams (a quarter of an hour)
+	MESHNET_E2E=1 $(PY) -m pytest --timeout 600 --durations 12 tests/cluster
 
 .PHONY: e2e-policies kind soak bench-stalls
-e2e-policies: nodes ## the same for NetworkPolicies, which kube-router enforces (minutes to build it at first)
+e2e-policies: nodes images ## the same for NetworkPolicies, which kube-router enforces (minutes to build it at first)
 	MESHNET_E2E=1 MESHNET_E2E_POLICIES=1 $(PY) -m pytest --timeout 900 tests/cluster/test_policies.py
 
 kind: images-archive ## the tests on a cluster that kind makes, where its node image can be pulled; needs Docker
 	kind create cluster --name meshnet --kubeconfig .cache/kind.kubeconfig
-	for archive in dist/*.tar; do kind load image-archive --name meshnet $$archive || exit 1; done
+	trap 'kind delete cluster --name meshnet --kubeconfig .cache/kind.kubeconfig' EXIT; \
+	for archive in dist/*.tar; do kind load image-archive --name meshnet $$archive || exit 1; done; \
 	MESHNET_E2E=1 MESHNET_TEST_KUBECONFIG=.cache/kind.kubeconfig $(PY) -m pytest --timeout 600 tests/cluster
 
 MINUTES ?= 10

@@ -4,10 +4,12 @@ build                 find or build the binaries of the control plane and of the
 up FOLDER             start a control plane without nodes on loopback; prints the KUBECONFIG to use
 down FOLDER           end it
 packages              install the Debian packages that nodes and images need
-possible              can nodes run on this machine? Fails and says why where they can't
+possible              can nodes run on this machine? Ends with code 3 and says why where they can't
 build-nodes           find or build what the nodes need
 nodes-up              a cluster with nodes, the chart and samples/smollm2.yaml on it; prints how to talk to it
 nodes-down            end it, and say what could not be removed
+
+Where MESHNET_TEST_KUBECONFIG names a cluster, nodes-up puts chart and sample on that one, nodes-down takes them away.
 """
 
 from __future__ import annotations
@@ -22,12 +24,15 @@ from images.layout import ImageError
 
 from cluster.binaries import CHART, NODE, PLANE, BuildError, Tool, ensure
 from cluster.containers import ContainerError
+from cluster.given import GivenCluster
 from cluster.host import HostError, install_packages, obstacles
 from cluster.network import NetworkError
 from cluster.plane import Plane, PlaneError, stop_folder
 from cluster.real import RealCluster, default_folder
-from cluster.release import ClusterError
+from cluster.release import MODEL, NAMESPACE, ClusterError, curl
 
+# Not 1 or 2: those of a program that failed.
+IMPOSSIBLE = 3
 ACTIONS = ("build", "up", "down", "packages", "possible", "build-nodes", "nodes-up", "nodes-down")
 
 
@@ -61,7 +66,7 @@ def _packages() -> int:
 def _possible() -> int:
     found = obstacles(default_folder().parent)
     print("\n".join(found) or "nodes can run here")
-    return 1 if found else 0
+    return IMPOSSIBLE if found else 0
 
 
 def _nodes_up(count: int, empty: bool) -> int:
@@ -70,16 +75,25 @@ def _nodes_up(count: int, empty: bool) -> int:
     def say(what: str) -> None:
         print(f"{time.monotonic() - began:6.1f} s  {what}", flush=True)
 
+    if given := GivenCluster.from_environment():
+        given.install(say)
+        kubectl = f"kubectl --kubeconfig={given.kubeconfig} --namespace={NAMESPACE}"
+        print(f"\n{kubectl} port-forward service/{MODEL} 8000:http &\n{curl('http://127.0.0.1:8000')}\n")
+        return 0
     cluster = RealCluster(count=count)
     cluster.up(say)
     if not empty:
         cluster.install(say)
-        print(f"\n{cluster.curl()}\n")
+        print(f"\n{curl(cluster.url())}\n")
     print(f"export KUBECONFIG={cluster.kubeconfig}")
     return 0
 
 
 def _nodes_down() -> int:
+    if given := GivenCluster.from_environment():
+        given.uninstall()
+        print("chart and sample are gone; the cluster is as it was")
+        return 0
     left = RealCluster().down()
     print("\n".join(["left behind:", *left]) if left else "nothing left")
     return 1 if left else 0

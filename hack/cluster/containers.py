@@ -7,12 +7,12 @@ unpacked twice, and three nodes hold one copy of their files in memory.
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import json
 import os
 import shutil
 import subprocess
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 from images import recipes
@@ -117,13 +117,18 @@ def bring(folder: Path, store: Layout, names: list[str]) -> None:
             ctr(folder, "images", "label", one, LABEL)
 
 
+def digests(store: Layout, names: Iterable[str]) -> str:
+    """What these images are just now, as JSON."""
+    return json.dumps({name: store.manifest(name).digest for name in names})
+
+
 def image_root(store: Layout, names: list[str]) -> Path:
     """The root that holds these images; made, or brought up to date, when it does not."""
     folder = cache_folder().parent / "images" / "containerd"
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        key = hashlib.sha256(json.dumps({name: store.manifest(name).digest for name in names}).encode()).hexdigest()
+        key = digests(store, names)
         note = folder / "key"
         if not (note.exists() and note.read_text() == key):
             note.unlink(missing_ok=True)
@@ -145,7 +150,9 @@ def _fill(folder: Path, store: Layout, names: list[str]) -> None:
 
 
 def clone(root: Path, target: Path) -> None:
-    subprocess.run(["cp", "--archive", "--link", str(root), str(target)], check=True)
+    done = subprocess.run(["cp", "--archive", "--link", str(root), str(target)], capture_output=True, text=True)
+    if done.returncode != 0:
+        raise ContainerError(f"images can't be linked into {target}: {done.stderr[-1000:]}")
     for database in target.rglob("*.db"):
         copy = database.with_suffix(".copy")
         shutil.copy2(database, copy)

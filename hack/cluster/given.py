@@ -37,15 +37,16 @@ class GivenCluster(Cluster):
         return self.given
 
     def url(self, service: str = MODEL) -> str:
-        """By a port-forward to one of its heads that is not on its way out."""
-        selector = f"--selector=meshnet.dev/model={service},meshnet.dev/role=head"
-        pods = json.loads(self.kubectl(f"--namespace={NAMESPACE}", "get", "pods", selector, "--output=json"))["items"]
-        alive = [pod["metadata"]["name"] for pod in pods if "deletionTimestamp" not in pod["metadata"]]
-        if not alive:
-            raise ClusterError(f"{service} has no head")
-        process, url = self.forwards.get(alive[0], (None, ""))
+        """By a port-forward to one of its heads, as the Service chooses: a ready one, else one on its way out."""
+        listing = ("get", "endpointslices", f"--selector=kubernetes.io/service-name={service}", "--output=json")
+        slices = json.loads(self.kubectl(f"--namespace={NAMESPACE}", *listing))["items"]
+        heads = [end for one in slices for end in one["endpoints"] or () if end["conditions"]["serving"]]
+        if not heads:
+            raise ClusterError(f"{service} has no head that serves")
+        pod = min(heads, key=lambda end: bool(end["conditions"].get("terminating")))["targetRef"]["name"]
+        process, url = self.forwards.get(pod, (None, ""))
         if process is None or process.poll() is not None:
-            process, url = self.forwards[alive[0]] = self._forward(alive[0])
+            process, url = self.forwards[pod] = self._forward(pod)
         return url
 
     def _forward(self, pod: str) -> tuple[subprocess.Popen[bytes], str]:

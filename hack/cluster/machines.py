@@ -160,9 +160,9 @@ class Machine:
                 check=True,
             )
 
-    def end(self, program: str) -> None:
+    def end(self, name: str) -> None:
         """Kills one of the node's programs; it is gone when this returns."""
-        while found := [pid for pid, line in _command_lines() if self._is_own(line) and _program(line) == program]:
+        while found := [pid for pid, line in command_lines() if self._is_own(line) and program(line) == name]:
             for pid in found:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
@@ -179,7 +179,7 @@ class Machine:
 
     def processes(self) -> list[int]:
         """The node's own, containers not counted."""
-        return [pid for pid, line in _command_lines() if self._is_own(line) and _program(line) in PROGRAMS]
+        return [pid for pid, line in command_lines() if self._is_own(line) and program(line) in PROGRAMS]
 
     def _is_own(self, line: bytes) -> bool:
         return f"{self.own}/".encode() in line
@@ -272,7 +272,7 @@ def _pids() -> Iterator[int]:
             yield int(entry)
 
 
-def _command_lines() -> Iterator[tuple[int, bytes]]:
+def command_lines() -> Iterator[tuple[int, bytes]]:
     """Of living processes but this one; a zombie has none."""
     for pid in _pids():
         if pid != os.getpid():
@@ -280,7 +280,8 @@ def _command_lines() -> Iterator[tuple[int, bytes]]:
                 yield pid, Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
-def _program(line: bytes) -> str:
+def program(line: bytes) -> str:
+    """Of a command line."""
     return Path(line.split(b"\0")[0].decode(errors="replace")).name
 
 

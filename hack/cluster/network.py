@@ -22,9 +22,11 @@ SERVICES = "10.96.0.0/16"
 DNS = "10.96.0.10"
 FABRIC = "meshnet-fabric"
 LINK = "meshnet0"
+LINK_FOLDER = Path("/sys/class/net", LINK)
 NAMESPACES = Path("/run/netns")
 # A blackhole of a worse metric than the real route, which takes its place as long as it is there.
 LAST = "4000"
+OURS = ("10.89.", "10.90.", "10.96.", "blackhole 10.90.", "blackhole 10.96.")
 # What the kubelet changes on the machine, and what `down` puts back.
 SYSCTLS = (
     "vm.overcommit_memory",
@@ -45,9 +47,9 @@ def ip(*arguments: str, namespace: str = "") -> str:
     return _checked("ip", [*(["-n", namespace] if namespace else []), *arguments])
 
 
-def _checked(program: str, arguments: Sequence[str], before: Sequence[str] = ()) -> str:
+def _checked(program: str, arguments: Sequence[str], before: Sequence[str] = (), stdin: str = "") -> str:
     """What it prints. Raises NetworkError."""
-    done = subprocess.run([*before, program, *arguments], capture_output=True, text=True)
+    done = subprocess.run([*before, program, *arguments], input=stdin, capture_output=True, text=True)
     if done.returncode != 0:
         raise NetworkError(f"{program} {' '.join(arguments)}: {done.stderr.strip()}")
     return done.stdout
@@ -74,9 +76,9 @@ def inside(number: int) -> list[str]:
     return ["nsenter", f"--net={NAMESPACES / namespace(number)}"]
 
 
-def run_inside(number: int, program: str, *arguments: str) -> None:
+def run_inside(number: int, program: str, *arguments: str, stdin: str = "") -> None:
     """A command in a node's network. Raises NetworkError."""
-    _checked(program, arguments, inside(number))
+    _checked(program, arguments, inside(number), stdin)
 
 
 def save_sysctls(file: Path) -> None:
@@ -94,11 +96,19 @@ def _sysctl(name: str) -> Path:
     return Path("/proc/sys", name.replace(".", "/"))
 
 
+def routes() -> list[str]:
+    """This machine's routes to our networks, whoever made them. Raises NetworkError."""
+    return [line for line in ip("route", "show").splitlines() if line.startswith(OURS)]
+
+
+def check_unused() -> None:
+    """Raises NetworkError where this machine knows one of our networks already."""
+    if taken := routes():
+        raise NetworkError(f"these networks are in use on this machine: {'; '.join(taken)}")
+
+
 def make() -> None:
     """The bridge and this machine's link to it. Raises NetworkError."""
-    taken = [line for line in ip("route", "show").splitlines() if line.startswith(("10.89.", "10.90.", "10.96."))]
-    if taken:
-        raise NetworkError(f"these networks are in use on this machine: {'; '.join(taken)}")
     for network in (PODS, SERVICES):
         ip("route", "add", "blackhole", network, "metric", LAST)
     ip("netns", "add", FABRIC)
@@ -106,7 +116,8 @@ def make() -> None:
     ip("link", "add", "bridge", "type", "bridge", namespace=FABRIC)
     ip("link", "set", "bridge", "up", namespace=FABRIC)
     for version in ("iptables", "ip6tables"):
-        _quiet("ip", "netns", "exec", FABRIC, "sysctl", "-qw", f"net.bridge.bridge-nf-call-{version}=0")
+        setting = _sysctl(f"net.bridge.bridge-nf-call-{version}")
+        _quiet("nsenter", f"--net={NAMESPACES / FABRIC}", "sh", "-c", f"echo 0 > {setting}")
     ip("link", "add", LINK, "type", "veth", "peer", "name", "host", "netns", FABRIC)
     ip("link", "set", "host", "master", "bridge", "up", namespace=FABRIC)
     ip("addr", "add", f"{HOST}/24", "dev", LINK)
@@ -122,9 +133,10 @@ def add_node(number: int, others: list[int]) -> None:
         ip("link", "add", "eth0", "netns", name, "type", "veth", "peer", "name", peer, "netns", FABRIC)
         ip("addr", "add", f"{node_address(number)}/24", "dev", "eth0", namespace=name)
         ip("link", "set", "eth0", "up", namespace=name)
-        settings = ("net.ipv4.ip_forward=1", "net.ipv4.conf.all.rp_filter=0")
-        _quiet(*inside(number), "sysctl", "-qw", *settings)
-        _quiet(*inside(number), "sysctl", "-qw", "net.bridge.bridge-nf-call-iptables=1")
+        for setting, value in (("net.ipv4.ip_forward", "1"), ("net.ipv4.conf.all.rp_filter", "0")):
+            run_inside(number, "tee", str(_sysctl(setting)), stdin=value)
+        # Not there where bridges can't be filtered, and then not needed.
+        _quiet(*inside(number), "sh", "-c", f"echo 1 > {_sysctl('net.bridge.bridge-nf-call-iptables')}")
         for other in others:
             ip("route", "add", pod_network(other), "via", node_address(other), namespace=name)
         ip("route", "add", pod_network(number), "via", node_address(number))
@@ -149,7 +161,7 @@ def block_host(number: int, blocked: bool) -> None:
         for hook in ("output", "forward")
     )
     script = f"add table inet cut\n{rules}" if blocked else "delete table inet cut\n"
-    subprocess.run([*inside(number), "nft", "--file", "-"], input=script, text=True, check=True, capture_output=True)
+    run_inside(number, "nft", "--file", "-", stdin=script)
 
 
 def remove(count: int) -> None:

@@ -20,6 +20,8 @@ from pathlib import Path
 from cluster.binaries import ensure
 from cluster.pki import NAMES, Authority, service_ip
 
+PROGRAMS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
+
 
 class PlaneError(Exception):
     """A process of the control plane ended or did not become ready; the message holds the end of its log."""
@@ -74,8 +76,8 @@ class Plane:
 
     def start(self, deadline: float = 60.0) -> None:
         """Returns when /readyz is ok and the default namespace has its service account. Raises PlaneError."""
-        for name in ("etcd", "peer", "apiserver", "manager", "scheduler"):
-            self.ports[name] = free_ports(1)[0]
+        names = ("etcd", "peer", "apiserver", "manager", "scheduler")
+        self.ports = dict(zip(names, free_ports(len(names)), strict=True))
         if self.kubelets:
             # NetworkPolicies of the product name this port: it is the one that a Service's 443 usually stands for.
             self.ports["apiserver"] = 6443

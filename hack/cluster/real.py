@@ -16,13 +16,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from images import recipes
+from images.layout import Layout
 
 from cluster import containers, network
 from cluster.binaries import HACK, cache_folder
 from cluster.host import CGROUPS, missing_packages, obstacles
-from cluster.machines import Machine, mounts, unmount
+from cluster.machines import Machine, command_lines, mounts, program, unmount
 from cluster.pki import Authority
-from cluster.plane import Plane, stop_folder
+from cluster.plane import PROGRAMS, Plane, stop_folder
 from cluster.release import MODEL, NAMESPACE, Cluster, ClusterError
 
 NODES = 3
@@ -32,11 +33,19 @@ RUNC = Path("/run/containerd/runc/k8s.io")
 LOG_LINKS = Path("/var/log/containers")
 CNI_RESULTS = Path("/var/lib/cni/results")
 DEVICES = Path("/var/lib/kubelet/device-plugins")
-NETWORKS = ("10.89.", "10.90.", "10.96.", "blackhole 10.90.", "blackhole 10.96.")
+# Of each log, when a cluster does not come up.
+LOG_LINES = 8
 
 
 def default_folder() -> Path:
     return cache_folder().parent / "cluster"
+
+
+def _built_images() -> Layout:
+    store = recipes.layout()
+    for name in recipes.ALL:
+        recipes.build(store, name)
+    return store
 
 
 @dataclass
@@ -50,7 +59,9 @@ class RealCluster(Cluster):
 
     @property
     def machines(self) -> list[Machine]:
-        return [Machine(number, self.folder) for number in range(1, self.count + 1)]
+        """Those that are there, else those that `up` will make."""
+        found = [machine for machine in self._all_machines() if machine.own.exists()]
+        return found or [Machine(number, self.folder) for number in range(1, self.count + 1)]
 
     @property
     def kubeconfig(self) -> Path:
@@ -58,19 +69,25 @@ class RealCluster(Cluster):
 
     @property
     def running(self) -> bool:
-        return self.kubeconfig.exists()
+        """Whether its API server answers."""
+        ready = self.kubeconfig.exists() and self.kubectl("get", "--raw=/readyz", "--request-timeout=5s", check=False)
+        return ready == "ok"
 
     # Up
 
     def up(self, say: Callable[[str], None]) -> None:
-        """Nodes ready, DNS applied, all images there. Raises ClusterError or another error, and leaves what there is to
-        look at: `down` takes it away.
+        """Nodes ready, DNS applied, all images there. Raises ClusterError or another error with the last lines of the
+        logs, and leaves what there is to look at: `down` takes it away.
         """
-        self._check()
-        store = recipes.layout()
-        for name in recipes.ALL:
-            recipes.build(store, name)
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.check()
+        try:
+            self._up(say)
+        except Exception as error:
+            raise ClusterError(f"{error}\n{self._log_ends()}") from error
+
+    def _up(self, say: Callable[[str], None]) -> None:
+        store = _built_images()
+        self.folder.mkdir(parents=True)
         network.save_sysctls(self.folder / "sysctls.json")
         network.make()
         plane = Plane(self.folder, outlive=True, kubelets=True, address=network.HOST, services=network.SERVICES)
@@ -82,18 +99,44 @@ class RealCluster(Cluster):
             root = images.result()
             say("images ready")
             self._start_machines(pool, plane, root)
+        self._note_images(store)
         self.kubectl("wait", "--for=condition=Ready", "node", "--all", "--timeout=60s")
         say(f"{self.count} nodes ready")
         network.route_services(1)
         self.kubectl("apply", f"--filename={HACK / 'cluster' / 'coredns.yaml'}")
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Raises ClusterError, or NetworkError, where no cluster can be made; nothing is touched."""
         if missing := missing_packages():
             raise ClusterError(f"missing on this machine: {' '.join(missing)}; `make packages` installs them")
         if found := obstacles(self.folder.parent):
             raise ClusterError(f"this machine can't run nodes: {'; '.join(found)}")
         if self.folder.exists():
             raise ClusterError(f"{self.folder} is there already: `make cluster-down` first")
+        network.check_unused()
+
+    def renew(self) -> bool:
+        """Brings a running cluster's images to the state of this checkout; whether there were newer ones."""
+        store = _built_images()
+        if self._images.exists() and self._images.read_text() == containers.digests(store, recipes.ALL):
+            return False
+        for machine in self.machines:
+            machine.bring(store, list(recipes.ALL))
+        self._note_images(store)
+        return True
+
+    @property
+    def _images(self) -> Path:
+        return self.folder / "images.json"
+
+    def _note_images(self, store: Layout) -> None:
+        self._images.write_text(containers.digests(store, recipes.ALL))
+
+    def _log_ends(self) -> str:
+        """The last lines of each log."""
+        logs = sorted((*self.folder.glob("*.log"), *self.folder.glob("n*/*.log")))
+        ends = {log: log.read_text(errors="replace").splitlines()[-LOG_LINES:] for log in logs}
+        return "\n".join(f"--- {log}\n" + "\n".join(lines) for log, lines in ends.items() if lines)
 
     def _start_machines(self, pool: ThreadPoolExecutor, plane: Plane, images: Path) -> None:
         authority = Authority(plane.pki, new=False)
@@ -124,8 +167,8 @@ class RealCluster(Cluster):
     def down(self) -> list[str]:
         """Takes everything away; returns what could not be."""
         if self.folder.exists():
-            machines = [machine for machine in self._all_machines() if machine.own.exists()]
-            with ThreadPoolExecutor(max(1, len(machines))) as pool:
+            machines = self.machines
+            with ThreadPoolExecutor(len(machines)) as pool:
                 list(pool.map(Machine.remove, machines))
             if self.plane:
                 self.plane.stop()
@@ -139,7 +182,7 @@ class RealCluster(Cluster):
         return self.left()
 
     def _all_machines(self) -> list[Machine]:
-        """Also those of a cluster with more nodes than this one."""
+        """Also those that other runs may have made."""
         return [Machine(number, self.folder) for number in range(1, 10)]
 
     def _remove_traces(self) -> None:
@@ -173,8 +216,14 @@ class RealCluster(Cluster):
         found += [f"cgroup {path}" for path in CGROUPS.glob("**/meshnet-n*") if path.is_dir()]
         with contextlib.suppress(FileNotFoundError):
             found += [f"namespace {path.name}" for path in network.NAMESPACES.iterdir() if "meshnet-" in path.name]
-        found += [f"route {line}" for line in network.ip("route", "show").splitlines() if line.startswith(NETWORKS)]
+        found += [f"process {pid}" for pid in self._plane_processes()]
+        found += [f"route {route}" for route in network.routes()]
+        found += [f"file {path}" for path in (self.folder, network.LINK_FOLDER) if path.exists()]
         return found
+
+    def _plane_processes(self) -> list[int]:
+        mark = f"{self.folder}/".encode()
+        return [pid for pid, line in command_lines() if program(line) in PROGRAMS and mark in line]
 
 
 def _remove_empty() -> None:

@@ -1,5 +1,5 @@
 """The cluster of these tests: that of MESHNET_TEST_KUBECONFIG, the one that `make cluster` left running, else one of
-their own, which they take down.
+their own, which they take down. What was there before is there afterwards, as it is after `make cluster`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Generator, Iterator
 import pytest
 from cluster.given import GivenCluster
 from cluster.real import RealCluster
-from cluster.release import Cluster
-from meshnet_site import MODEL, Site
+from cluster.release import MODEL
+from meshnet_site import Site
 
 sites: list[Site] = []
 
@@ -22,29 +22,37 @@ def whole_cluster() -> Iterator[Site]:
     if os.environ.get("MESHNET_E2E") != "1":
         pytest.skip("these take a quarter of an hour and root: `make e2e` runs them")
     with contextlib.ExitStack() as stack:
-        made = Site(_given(stack) or _real(stack))
-        sites.append(made)
-        made.cluster.apply_sample()
-        made.settle()
-        yield made
+        site = Site.named()
+        sites.append(site)
+        if isinstance(site.cluster, GivenCluster):
+            newer = _prepare_given(site, site.cluster, stack)
+        else:
+            newer = _prepare_own(site, site.cluster, stack)
+        site.cluster.install(print)
+        if newer:
+            site.use_new_images()
+        site.settle()
+        yield site
 
 
-def _given(stack: contextlib.ExitStack) -> Cluster | None:
-    """Somebody else's, where the environment names one; our release comes and goes with the tests."""
-    given = GivenCluster.from_environment()
-    if given is not None:
-        stack.callback(given.close)
-        given.install(print)
-    return given
+def _prepare_given(site: Site, cluster: GivenCluster, stack: contextlib.ExitStack) -> bool:
+    """Our release is there from `make cluster`, or comes and goes with the tests."""
+    site.stays = cluster.installed
+    if not site.stays:
+        stack.callback(cluster.uninstall)
+    stack.callback(cluster.close)
+    return False
 
 
-def _real(stack: contextlib.ExitStack) -> Cluster:
-    cluster = RealCluster()
-    if not cluster.running:
-        stack.callback(_take_down, cluster)
-        cluster.up(print)
-        cluster.install(print)
-    return cluster
+def _prepare_own(site: Site, cluster: RealCluster, stack: contextlib.ExitStack) -> bool:
+    """Returns whether a running cluster got newer images than its pods have."""
+    site.stays = cluster.running
+    if site.stays:
+        return cluster.renew()
+    cluster.check()
+    stack.callback(_take_down, cluster)
+    cluster.up(print)
+    return False
 
 
 def _take_down(cluster: RealCluster) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+import base64
 
 import pytest
-from meshnet_site import MODEL, NAMESPACE, Site
+from cluster.release import MODEL, NAMESPACE, OPERATOR
+from meshnet_site import Site
+from meshnet_view import OPERATORS
 from openai import NotFoundError
 
 
@@ -69,14 +71,16 @@ def test_shards_hold_no_token_of_the_api_server(site: Site) -> None:
     for shard in ("front", "back"):
         (pod,) = site.pods(shard)
         assert pod["spec"]["automountServiceAccountToken"] is False
-        said = _run_in(site, pod, "ls", "/var/run/secrets")
+        said = site.run_in(pod, "ls", "-R", "/var/run/secrets")
+        assert said
+        assert "serviceaccount" not in said
         assert "kubernetes.io" not in said
 
 
 def test_pods_run_as_nobody_with_a_read_only_root(site: Site) -> None:
     for shard in ("front", "head"):
         (pod,) = site.pods(shard)
-        said = _run_in(site, pod, "sh", "-c", "id -u; touch /x 2>&1")
+        said = site.run_in(pod, "sh", "-c", "id -u; touch /x")
         assert said.splitlines()[0] != "0"
         assert "Read-only file system" in said
 
@@ -87,15 +91,12 @@ def test_logs_hold_neither_prompts_nor_secrets(site: Site) -> None:
         model=MODEL, max_tokens=4, messages=[{"role": "user", "content": f"Repeat: {secret}"}]
     )
     token = site.read("get", "secret", f"{MODEL}-mesh")["data"]["token"]
-    for role in ("front", "back", "head"):
-        (pod,) = site.pods(role)
-        lines = site.cluster.kubectl(f"--namespace={NAMESPACE}", "logs", pod["metadata"]["name"])
-        assert lines, role
-        assert secret not in lines
-        assert token not in lines
-
-
-def _run_in(site: Site, pod: dict[str, Any], *command: str) -> str:
-    """Output of a command in a pod, what it says of its failure included."""
-    name = pod["metadata"]["name"]
-    return site.cluster.kubectl(f"--namespace={NAMESPACE}", "exec", name, "--", *command, check=False)
+    secrets = [secret, token, *base64.b64decode(token).decode().split()]
+    assert len(secrets) > 2
+    operators = site.read("get", "pods", OPERATORS, namespace=OPERATOR)["items"]
+    pods = [*site.pods("front"), *site.pods("back"), *site.pods("head"), *operators]
+    assert len(pods) > 3
+    for pod in pods:
+        lines = site.logs(pod)
+        assert lines, pod["metadata"]["name"]
+        assert not [one for one in secrets if one in lines], pod["metadata"]["name"]

@@ -6,7 +6,8 @@ import time
 
 import openai
 import pytest
-from meshnet_site import MODEL, Site
+from cluster.release import MODEL, NAMESPACE
+from meshnet_site import Site
 
 
 def test_a_killed_head_is_replaced_and_the_next_request_works(site: Site) -> None:
@@ -46,8 +47,9 @@ def test_a_head_is_rolled_out(site: Site) -> None:
 def test_without_a_path_new_requests_are_refused_with_a_time_to_come_again(site: Site) -> None:
     (back,) = site.pods("back")
     # Its Deployment can't make another one.
-    nodes = site.ready_nodes()
-    site.cluster.kubectl("cordon", *nodes)
+    quota = {"metadata": {"name": "no-more-pods"}, "spec": {"hard": {"pods": "0"}}}
+    site.apply({"apiVersion": "v1", "kind": "ResourceQuota", **quota})
+    site.until(lambda: site.read("get", "quota", "no-more-pods").get("status"), 30, "the quota counts")
     try:
         site.delete_at_once(back)
         site.until(lambda: site.condition("Ready")["reason"] == "NoCompletePath", 30, "no path is said")
@@ -58,7 +60,7 @@ def test_without_a_path_new_requests_are_refused_with_a_time_to_come_again(site:
         assert int(refused.value.response.headers["Retry-After"]) > 0
         assert time.monotonic() - began < 30
     finally:
-        site.cluster.kubectl("uncordon", *nodes)
+        site.cluster.kubectl(f"--namespace={NAMESPACE}", "delete", "quota", "no-more-pods")
     site.settle()
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Iterator
 
 import pytest
 from cluster import firewall, network
+from cluster.release import MODEL, NAMESPACE
 from images import recipes
-from meshnet_site import MODEL, NAMESPACE, Object, Site
+from meshnet_site import Site
+from meshnet_view import Object
 
 ELSEWHERE = "elsewhere"
 CONNECT = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 3)"
@@ -21,27 +24,27 @@ def guarded(whole_cluster: Site) -> Iterator[Site]:
     if os.environ.get("MESHNET_E2E_POLICIES") != "1":
         pytest.skip("nothing enforces NetworkPolicies here: `make e2e-policies` does")
     site, kubectl = whole_cluster, whole_cluster.cluster.kubectl
-    kubectl("create", "namespace", ELSEWHERE)
+    assert site.machines
     clients = [
         # A Service gives a client from outside the address of the node by which it came.
         {"ipBlock": {"cidr": network.MACHINES}},
         {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": NAMESPACE}}},
     ]
-    site.patch([{"op": "add", "path": "/spec/networkPolicy", "value": {"clientsFrom": clients}}])
-    for namespace in (NAMESPACE, ELSEWHERE):
-        kubectl("apply", "--filename=-", stdin=json.dumps(_stranger(namespace)))
-        kubectl(f"--namespace={namespace}", "wait", "--for=condition=Ready", "pod/stranger", "--timeout=60s")
-    firewall.start(site.cluster)
-    try:
+    with contextlib.ExitStack() as after:
+        after.enter_context(site.as_before())
+        kubectl("create", "namespace", ELSEWHERE)
+        after.callback(kubectl, "delete", "namespace", ELSEWHERE)
+        site.patch([{"op": "add", "path": "/spec/networkPolicy", "value": {"clientsFrom": clients}}])
+        stranger = ("delete", "pod", "stranger", "--grace-period=0", "--force", "--ignore-not-found")
+        after.callback(kubectl, f"--namespace={NAMESPACE}", *stranger)
+        for namespace in (NAMESPACE, ELSEWHERE):
+            kubectl("apply", "--filename=-", stdin=json.dumps(_stranger(namespace)))
+            kubectl(f"--namespace={namespace}", "wait", "--for=condition=Ready", "pod/stranger", "--timeout=60s")
+        after.callback(firewall.stop, site.cluster)
+        firewall.start(site.cluster)
         (shard,) = site.pods("front")
         site.until(lambda: not _reaches(site, NAMESPACE, shard["status"]["podIP"], 8100), 60, "policies are enforced")
         yield site
-    finally:
-        firewall.stop(site.cluster)
-        kubectl("delete", "namespace", ELSEWHERE)
-        kubectl(f"--namespace={NAMESPACE}", "delete", "pod", "stranger", "--grace-period=0", "--force")
-        site.patch([{"op": "remove", "path": "/spec/networkPolicy"}])
-        site.settle()
 
 
 def _stranger(namespace: str) -> Object:

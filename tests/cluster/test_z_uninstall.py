@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from meshnet_site import MODEL, NAMESPACE, Site
+from cluster.release import MODEL, NAMESPACE
+from meshnet_site import Site
 
 KINDS = (
     "deployments,replicasets,pods,services,endpointslices,configmaps,secrets,serviceaccounts,roles,rolebindings,"
@@ -13,6 +14,16 @@ KINDS = (
 def test_uninstalling_leaves_nothing(site: Site) -> None:
     cluster = site.cluster
     assert site.owned(MODEL)
+    try:
+        _uninstall(site)
+    finally:
+        if site.stays:
+            cluster.uninstall()
+            cluster.install(print)
+
+
+def _uninstall(site: Site) -> None:
+    cluster = site.cluster
     cluster.kubectl(f"--namespace={NAMESPACE}", "delete", "mm", "--all")
     site.until(lambda: not site.owned(MODEL), 60, "the children go with their MeshModel")
     cluster.helm("uninstall", "meshnet", "--namespace=meshnet", "--wait")

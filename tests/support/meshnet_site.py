@@ -5,229 +5,53 @@ what they must have in common: the text of an undisturbed run, no error, and a m
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import signal
 import sys
-import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from cluster.given import GivenCluster
 from cluster.machines import Machine
 from cluster.real import RealCluster
-from cluster.release import MODEL, NAMESPACE, Cluster
-from openai import OpenAI, Stream
-from openai.types.chat import ChatCompletionChunk
+from cluster.release import MODEL, NAMESPACE, OPERATOR
+from meshnet_clients import CALL_TIMEOUT, CALL_TOKENS, Caller, Reader
+from meshnet_view import Object, View, container, is_ready
+from openai import OpenAI
 
-Object = dict[str, Any]
 TOKENS = 160
-CALL_TOKENS = 6
-CALL_SECONDS = 0.2
 PROMPTS = ("Tell me a long story about a lighthouse keeper.", "Explain step by step how bread is made.")
 
 
-class Reader(threading.Thread):
-    """One streamed answer of a real client without retries. `text`, `error` and `stall` tell how it went."""
-
-    def __init__(self, client: OpenAI, prompt: str, tokens: int, model: str) -> None:
-        super().__init__(daemon=True)
-        self.client, self.prompt, self.tokens, self.model = client, prompt, tokens, model
-        self.times: list[float] = []
-        self.text = ""
-        self.finish: str | None = None
-        self.error: Exception | None = None
-
-    def run(self) -> None:
-        try:
-            stream: Stream[ChatCompletionChunk] = self.client.chat.completions.create(
-                model=self.model,
-                messages=[{"role": "user", "content": self.prompt}],
-                temperature=0,
-                max_tokens=self.tokens,
-                stream=True,
-                extra_body={"ignore_eos": True},
-            )
-            for chunk in stream:
-                self._take(chunk)
-        except Exception as error:  # the test's verdict, in its own thread
-            self.error = error
-        finally:
-            self.client.close()
-
-    def _take(self, chunk: ChatCompletionChunk) -> None:
-        if chunk.choices:
-            self.times.append(time.monotonic())
-            self.text += chunk.choices[0].delta.content or ""
-            self.finish = chunk.choices[0].finish_reason or self.finish
-
-    @property
-    def stall(self) -> float:
-        """The longest pause between two parts, in seconds."""
-        return max((late - early for early, late in zip(self.times, self.times[1:], strict=False)), default=0.0)
-
-
-class Caller(threading.Thread):
-    """Short requests, one after the other until `stop`, of a client without retries. `errors` tells what was not as in
-    an undisturbed run. keeps: all by one connection, as a pool would; else each by another one.
-    """
-
-    def __init__(self, connect: Callable[[], OpenAI], expected: str, keeps: bool) -> None:
-        super().__init__(daemon=True)
-        self.connect, self.expected, self.keeps = connect, expected, keeps
-        self.stop = threading.Event()
-        self.answered = 0
-        self.errors: list[str] = []
-
-    def run(self) -> None:
-        client = self.connect()
-        while not self.stop.wait(CALL_SECONDS):
-            try:
-                text = _short_answer(client)
-            except Exception as error:  # the test's verdict, in its own thread
-                self.errors.append(f"{time.strftime('%X')} after {self.answered} answers: {error!r}")
-            else:
-                self.answered += 1
-                if text != self.expected:
-                    self.errors.append(f"another text: {text!r}")
-            if not self.keeps:
-                client.close()
-                client = self.connect()
-        client.close()
-
-
-def _short_answer(client: OpenAI) -> str:
-    answer = client.chat.completions.create(
-        model=MODEL,
-        messages=[{"role": "user", "content": PROMPTS[0]}],
-        temperature=0,
-        max_tokens=CALL_TOKENS,
-        extra_body={"ignore_eos": True},
-    )
-    return answer.choices[0].message.content or ""
-
-
 @dataclass
-class Site:
-    """The cluster, seen by a test."""
+class Site(View):
+    """The cluster, in the hands of a test. stays: our release was there before the tests and must be afterwards."""
 
-    cluster: Cluster
+    stays: bool = False
     expected: dict[tuple[str, int], str] = field(default_factory=dict)
     measured: list[str] = field(default_factory=list)
     shown: dict[str, str] = field(default_factory=dict)
 
     @classmethod
+    def named(cls) -> Site:
+        """That of MESHNET_TEST_KUBECONFIG, else ours, which need not run yet."""
+        return cls(GivenCluster.from_environment() or RealCluster())
+
+    @classmethod
     def running(cls) -> Site:
-        """That of `make cluster`. Ends the program where there is none."""
-        cluster = RealCluster()
-        if not cluster.running:
+        """The same with what `make cluster` put on it. Ends the program where that is not there."""
+        site = cls.named()
+        if isinstance(site.cluster, RealCluster) and not site.cluster.running:
             sys.exit("no cluster is running: `make cluster` starts one")
-        return cls(cluster)
-
-    # What is there
-
-    def read(self, *arguments: str, namespace: str = NAMESPACE) -> Any:
-        return json.loads(self.cluster.kubectl(f"--namespace={namespace}", *arguments, "--output=json"))
-
-    def model(self, name: str = MODEL) -> Object:
-        found: Object = self.read("get", "mm", name)
-        return found
-
-    def status(self, name: str = MODEL) -> Object:
-        found: Object = self.model(name).get("status", {})
-        return found
-
-    def epoch(self, name: str = MODEL) -> int:
-        """Of the route table itself: the status tells it up to a second later."""
-        table = json.loads(self.read("get", "configmap", f"{name}-routes")["data"]["routes.json"])
-        return int(table["epoch"])
-
-    def condition(self, kind: str, name: str = MODEL) -> Object:
-        found = {one["type"]: one for one in self.status(name).get("conditions", [])}
-        return found.get(kind, {"status": "", "reason": ""})
-
-    def pods(self, shard: str, name: str = MODEL) -> list[Object]:
-        """Pods that are not being deleted, oldest first; of the head where shard is "head"."""
-        part = "meshnet.dev/role=head" if shard == "head" else f"meshnet.dev/shard={shard}"
-        items = self.read("get", "pods", f"--selector=meshnet.dev/model={name},{part}")["items"]
-        alive = [pod for pod in items if "deletionTimestamp" not in pod["metadata"]]
-        return sorted(alive, key=lambda pod: (pod["metadata"]["creationTimestamp"], pod["metadata"]["name"]))
-
-    def leaving(self, name: str = MODEL) -> list[str]:
-        """Names of pods that are being deleted."""
-        items = self.read("get", "pods", f"--selector=meshnet.dev/model={name}")["items"]
-        return [pod["metadata"]["name"] for pod in items if "deletionTimestamp" in pod["metadata"]]
-
-    def uids(self, *shards: str) -> dict[str, set[str]]:
-        return {shard: {pod["metadata"]["uid"] for pod in self.pods(shard)} for shard in shards}
-
-    def terminated(self, pod: Object) -> Object:
-        """How a pod's container ended the last time; empty where it has not."""
-        (container,) = self.read("get", "pod", pod["metadata"]["name"])["status"]["containerStatuses"]
-        found: Object = container["lastState"].get("terminated", {})
-        return found
-
-    def events(self, reason: str = "") -> list[str]:
-        """Messages of the MeshModel's Events."""
-        items = self.read("get", "events", "--field-selector=involvedObject.kind=MeshModel")["items"]
-        return [f"{one['reason']}: {one['message']}" for one in items if reason in one["reason"]]
-
-    def told_since(self, moment: datetime, name: str = MODEL) -> str:
-        """The MeshModel's line and what its Events said from a moment on, as kubectl shows them."""
-        items = self.read("get", "events", f"--field-selector=involvedObject.name={name}")["items"]
-        # Whole seconds, as the Events have them.
-        late = [one for one in items if _time(one) >= moment.replace(microsecond=0)]
-        lines = [f"{one['type']:9}{one['reason']:22}{one['message']}" for one in sorted(late, key=_time)]
-        return "\n".join([self.cluster.kubectl(f"--namespace={NAMESPACE}", "get", "mm", name), *lines])
-
-    def sessions(self, pod: Object) -> float:
-        """Answers that a shard's pod works on, by its own count."""
-        return self.gauge(pod, "meshnet_shard_sessions_active")
-
-    def in_use(self, shard: str) -> Object:
-        """The pod that serves the running answers."""
-        return max(self.pods(shard), key=self.sessions)
-
-    def gauge(self, pod: Object, name: str) -> float:
-        """The sum of a metric's values at one pod, which the API server asks for us."""
-        port = 8000 if pod["metadata"]["labels"]["meshnet.dev/role"] == "head" else 8100
-        path = f"/api/v1/namespaces/{NAMESPACE}/pods/{pod['metadata']['name']}:{port}/proxy/metrics"
-        lines = self.cluster.kubectl("get", f"--raw={path}").splitlines()
-        return sum(float(line.split()[-1]) for line in lines if line.split("{")[0].split(" ")[0] == name)
-
-    def ready_nodes(self) -> set[str]:
-        nodes = self.read("get", "nodes")["items"]
-        return {node["metadata"]["name"] for node in nodes if _ready(node)}
-
-    def machine(self, pod: Object) -> Machine:
-        return next(one for one in self.machines if one.name == pod["spec"]["nodeName"])
-
-    @property
-    def machines(self) -> list[Machine]:
-        """The nodes, for tests that do to them what nobody does to a cluster of somebody else."""
-        return self.cluster.machines or pytest.skip("the cluster's nodes are not ours")
-
-    def seen(self) -> str:
-        """What somebody would look at first when something went wrong."""
-        ours = f"--namespace={NAMESPACE}"
-        looks = (
-            (ours, "get", "mm,pods", "--output=wide"),
-            (ours, "get", "events", "--sort-by=.lastTimestamp"),
-            (ours, "logs", f"--selector=meshnet.dev/model={MODEL}", "--prefix", "--tail=25"),
-            (
-                "--namespace=meshnet",
-                "logs",
-                "--selector=app.kubernetes.io/name=meshnet-operator",
-                "--prefix",
-                "--tail=40",
-            ),
-        )
-        return "\n".join(self.cluster.kubectl("--request-timeout=5s", *look, check=False) for look in looks)
+        if not site.cluster.installed:
+            sys.exit("nothing of ours is on that cluster: `make cluster` installs it")
+        return site
 
     # Waiting
 
@@ -254,15 +78,14 @@ class Site:
 
         self.until(whole, seconds, f"{name} whole")
         for role in ("head", *(shard["name"] for shard in self.model(name)["spec"]["shards"])):
-            self.until(lambda part=role: all(_ready(pod) for pod in self.pods(part, name)), 60, f"pods of {role} ready")
+            self._pods_ready(role, name)
 
-    def owned(self, name: str) -> list[str]:
-        """Objects that belong to a MeshModel, whether it is there or not."""
-        kinds = "deployments,replicasets,pods,services,configmaps,secrets,serviceaccounts,roles,rolebindings"
-        more = "networkpolicies,poddisruptionbudgets,controllerrevisions,endpointslices"
-        selector = f"--selector=meshnet.dev/model={name}"
-        said = self.cluster.kubectl(f"--namespace={NAMESPACE}", "get", f"{kinds},{more}", selector, "--output=name")
-        return said.split()
+    def _pods_ready(self, role: str, name: str) -> None:
+        def ready() -> bool:
+            pods = self.pods(role, name)
+            return bool(pods) and all(is_ready(pod) for pod in pods)
+
+        self.until(ready, 60, f"pods of {role} ready")
 
     # Changing
 
@@ -278,6 +101,20 @@ class Site:
         self.cluster.kubectl(
             f"--namespace={NAMESPACE}", "patch", "mm", name, "--type=json", f"--patch={json.dumps(operations)}"
         )
+
+    def restore(self, spec: Object, name: str = MODEL) -> None:
+        """Makes the whole spec what it was."""
+        self.patch([{"op": "replace", "path": "/spec", "value": spec}], name)
+
+    @contextlib.contextmanager
+    def as_before(self, name: str = MODEL) -> Iterator[None]:
+        """Whatever becomes of the block: afterwards the spec is what it was, and the MeshModel whole."""
+        spec = self.model(name)["spec"]
+        try:
+            yield
+        finally:
+            self.restore(spec, name)
+            self.settle(name, 240)
 
     def replicas(self, count: int) -> None:
         """Of both shards; returns when they are there."""
@@ -300,6 +137,13 @@ class Site:
     def node_back(self, machine: Machine) -> None:
         """Waits for a node that is on its way back."""
         self.cluster.kubectl("wait", "--for=condition=Ready", f"node/{machine.name}", "--timeout=90s")
+
+    def use_new_images(self) -> None:
+        """All pods anew, since an image changed under its name."""
+        self.cluster.kubectl(f"--namespace={OPERATOR}", "rollout", "restart", "deployment/meshnet")
+        self.cluster.operator_ready()
+        self.restart()
+        self.settle(seconds=240)
 
     def restart(self, name: str = MODEL) -> None:
         """Begins to make all pods anew."""
@@ -329,11 +173,11 @@ class Site:
 
     def _signal(self, pod: Object, number: signal.Signals) -> None:
         """To the pod's process, from outside of its container."""
-        os.kill(self.machine(pod).in_container(_container(pod))[0], number)
+        os.kill(self.machine(pod).in_container(container(pod))[0], number)
 
     def fill_memory(self, pod: Object) -> None:
         """Beyond the limit of the pod's container."""
-        self.machine(pod).fill_memory(_container(pod))
+        self.machine(pod).fill_memory(container(pod))
 
     def evict(self, pod: Object) -> None:
         """What a drain, an autoscaler or a descheduler asks of the API server, which heeds the disruption budget."""
@@ -344,21 +188,22 @@ class Site:
 
     # Asking
 
-    def client(self, name: str = MODEL, key: str = "none") -> OpenAI:
-        return OpenAI(base_url=f"{self.cluster.url(name)}/v1", api_key=key, max_retries=0, timeout=240)
-
-    def post(self, url: str, body: bytes, headers: dict[str, str]) -> tuple[int, str]:
-        request = urllib.request.Request(url, body, headers)
-        try:
-            with urllib.request.urlopen(request, timeout=10) as answer:
-                return answer.status, str(answer.read().decode())
-        except urllib.error.HTTPError as error:
-            return error.code, str(error.read().decode())
+    def client(self, name: str = MODEL, key: str = "none", seconds: float = 240.0) -> OpenAI:
+        """Without retries; gives up where nothing comes for so long."""
+        return OpenAI(base_url=f"{self.cluster.url(name)}/v1", api_key=key, max_retries=0, timeout=seconds)
 
     def start(self, prompt: str = PROMPTS[0], tokens: int = TOKENS, name: str = MODEL) -> Reader:
         reader = Reader(self.client(name), prompt, tokens, name)
         reader.start()
         return reader
+
+    def struck(self, readers: list[Reader], recovered: float) -> None:
+        """The harm that was just done hit running answers: they are not at their end, and the heads heal them.
+
+        recovered: `recoveries` before the harm.
+        """
+        assert all(reader.is_alive() for reader in readers), "the answers ended too early to be harmed"
+        self.until(lambda: self.recoveries() > recovered, 90, "a head brings a hop up again")
 
     def under_way(self, reader: Reader, parts: int = 20) -> None:
         """Waits until an answer has so many parts, and fails when it ends before."""
@@ -403,7 +248,8 @@ class Site:
     def load(self, what: str, tokens: int = TOKENS) -> Iterator[None]:
         """`streams`, and beside them requests that come all the time, before, during and after: none may fail."""
         expected = self.undisturbed(PROMPTS[0], CALL_TOKENS)
-        callers = [Caller(self.client, expected, keeps) for keeps in (True, False)]
+        connect = functools.partial(self.client, seconds=CALL_TIMEOUT)
+        callers = [Caller(connect, MODEL, PROMPTS[0], expected, keeps) for keeps in (True, False)]
         for caller in callers:
             caller.start()
         try:
@@ -414,22 +260,8 @@ class Site:
             for caller in callers:
                 caller.stop.set()
         for caller in callers:
-            caller.join(60)
+            caller.join(CALL_TIMEOUT + 10)
+            assert not caller.is_alive(), f"no end after {caller.answered} answers"
             assert not caller.errors, caller.errors
             assert caller.answered > 0
         self.measured.append(f"{what}: {sum(caller.answered for caller in callers)} requests came meanwhile")
-
-
-def _time(event: Object) -> datetime:
-    return datetime.fromisoformat(event["lastTimestamp"] or event["eventTime"])
-
-
-def _container(pod: Object) -> str:
-    """The id of a pod's only container."""
-    return str(pod["status"]["containerStatuses"][0]["containerID"].rpartition("/")[2])
-
-
-def _ready(body: Object) -> bool:
-    """Of a pod or a node."""
-    conditions = body["status"].get("conditions", [])
-    return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
